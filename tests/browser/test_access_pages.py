@@ -31,7 +31,9 @@ async def enter(page: Page, role: Role, path: str = "/") -> None:
     await page.get_by_role("button", name="Log in").click()
 
 
-async def test_a_token_lets_somebody_in_and_they_can_leave(stage: Stage, guarded: str) -> None:
+async def test_a_token_logs_a_user_in_and_logout_ends_the_session(
+    stage: Stage, guarded: str
+) -> None:
     async with open_page(stage, url=guarded) as page:
         page.expected_troubles = ("status of 401",)  # type: ignore[attr-defined]
         await page.goto("/fleet")
@@ -91,7 +93,7 @@ async def test_buttons_that_a_role_may_not_use_are_not_shown(stage: Stage, guard
     await stage.threads.answered("roles-1", number)
 
 
-async def test_a_thread_that_there_is_none_of(page: Page) -> None:
+async def test_an_unknown_thread_gets_a_page_that_says_so(page: Page) -> None:
     page.expected_troubles = ("status of 404",)  # type: ignore[attr-defined]
     response = await page.goto("/threads/nobody")
     assert response is not None
@@ -104,7 +106,7 @@ async def test_a_thread_that_there_is_none_of(page: Page) -> None:
     await expect(page.get_by_role("heading", level=1)).to_have_text("Threads")
 
 
-async def test_without_a_temporal_server_pages_say_what_to_do(stage: Stage) -> None:
+async def test_pages_without_a_temporal_server_say_what_to_do(stage: Stage) -> None:
     async def connect() -> Client:
         raise ServerUnreachable("no Temporal server answers at 127.0.0.1:1")
 

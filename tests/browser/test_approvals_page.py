@@ -18,7 +18,7 @@ async def decided(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:
 
 
 @pytest.mark.guarantee(105)
-async def test_an_approval_is_given_with_the_keyboard_alone(stage: Stage, page: Page) -> None:
+async def test_the_keyboard_alone_approves_a_call(stage: Stage, page: Page) -> None:
     number = await stage.send("keys-1", "restart billing")
     await stage.listed("keys-1", "approval")
     await page.goto("/")
@@ -56,7 +56,7 @@ async def test_an_approval_is_given_with_the_keyboard_alone(stage: Stage, page: 
     assert by
 
 
-async def test_a_denial_tells_the_model_why(stage: Stage, page: Page) -> None:
+async def test_a_denial_gives_the_model_the_reason(stage: Stage, page: Page) -> None:
     number = await stage.send("deny-1", "restart payments")
     await stage.listed("deny-1", "approval")
     await page.goto("/approvals?thread=deny-1")
@@ -69,7 +69,7 @@ async def test_a_denial_tells_the_model_why(stage: Stage, page: Page) -> None:
     assert await decided(stage, "deny-1") == [(False, "bob", "not now")]
 
 
-async def test_each_field_has_a_label_of_its_own_whatever_comes_and_goes(
+async def test_each_field_keeps_a_unique_label_as_approvals_come_and_go(
     stage: Stage, page: Page
 ) -> None:
     for name in ("own-a", "own-b"):
@@ -94,7 +94,7 @@ async def test_each_field_has_a_label_of_its_own_whatever_comes_and_goes(
         await expect(cards[name]).to_have_count(0)
 
 
-async def test_what_would_run_can_be_seen(stage: Stage, page: Page) -> None:
+async def test_the_page_shows_the_call_that_would_run(stage: Stage, page: Page) -> None:
     number = await stage.send("seen-1", "restart \u202egnillib\u200b")
     await stage.listed("seen-1", "approval")
     await page.goto("/approvals")
@@ -107,7 +107,7 @@ async def test_what_would_run_can_be_seen(stage: Stage, page: Page) -> None:
     await stage.threads.answered("seen-1", number)
 
 
-async def test_approvals_that_come_are_shown_oldest_first(stage: Stage) -> None:
+async def test_new_approvals_are_shown_oldest_first(stage: Stage) -> None:
     async with open_page(stage, width=390, height=844) as page:
         await page.goto("/approvals")
         first = await stage.send("order-1", "restart one")

@@ -107,7 +107,7 @@ async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry
     assert (await load_entry_page(stage.client, packs, "archive-2-revived")).last_seq == 4
 
 
-async def test_a_sweep_is_tried_before_it_is_done(stage: Stage, page: Page) -> None:
+async def test_a_dry_run_precedes_a_sweep(stage: Stage, page: Page) -> None:
     await stage.said("swept-1", "hello")
     await page.goto("/fleet")
     panel = page.get_by_role("region", name="Last sweep")
@@ -134,7 +134,7 @@ async def test_a_sweep_is_tried_before_it_is_done(stage: Stage, page: Page) -> N
     await check_page(page)
 
 
-async def test_a_query_shows_rows_what_was_left_out_and_csv(stage: Stage, page: Page) -> None:
+async def test_a_query_shows_rows_omissions_and_csv(stage: Stage, page: Page) -> None:
     await stage.said("asked-1", "=1+1")
     await page.goto("/query")
     await expect(page.get_by_role("button", name="Download CSV")).to_be_disabled()
@@ -173,7 +173,7 @@ async def test_a_query_shows_rows_what_was_left_out_and_csv(stage: Stage, page: 
     await expect(page.get_by_role("button", name="Run")).to_be_enabled()
 
 
-async def test_a_role_is_offered_what_it_may_do(stage: Stage) -> None:
+async def test_a_role_sees_only_the_actions_that_it_may_do(stage: Stage) -> None:
     await stage.said("viewed-1", "hello")
     grants = tuple(Grant(name=role, role=role, token=token) for role, token in TOKENS.items())
     app = create_admin_app(stage.make_context(), Access(grants=grants))

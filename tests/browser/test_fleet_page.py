@@ -39,7 +39,7 @@ async def test_the_fleet_adds_up_all_threads(stage: Stage) -> None:
         await expect(page.get_by_label("Status")).to_have_value("paused")
 
 
-async def test_an_empty_fleet_at_390_pixels(stage: Stage) -> None:
+async def test_an_empty_fleet_fits_390_pixels(stage: Stage) -> None:
     async with open_page(stage, width=390, height=844) as page:
         await page.goto("/fleet")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Fleet")

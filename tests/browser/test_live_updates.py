@@ -9,7 +9,7 @@ from playwright.async_api import Error, Page, Route, expect
 from tests.support.dashboard import Stage
 
 
-async def test_a_thread_that_has_grown_is_forked_where_it_is_now(stage: Stage, page: Page) -> None:
+async def test_a_fork_of_a_grown_thread_begins_at_its_current_end(stage: Stage, page: Page) -> None:
     await stage.said("grown-1", "hello")
     await page.goto("/threads/grown-1")
     await expect(page.locator("[data-entries]")).to_have_attribute("data-last-seq", "2")
@@ -22,7 +22,7 @@ async def test_a_thread_that_has_grown_is_forked_where_it_is_now(stage: Stage, p
     await expect(page.get_by_role("heading", level=1)).to_have_text("grown-1-fork")
 
 
-async def test_limits_are_shown_as_they_are_now(stage: Stage, page: Page) -> None:
+async def test_the_limits_dialog_shows_current_limits(stage: Stage, page: Page) -> None:
     await stage.said("bounded-1", "hello")
     await page.goto("/threads/bounded-1")
     dialog = page.get_by_role("dialog")
@@ -35,9 +35,7 @@ async def test_limits_are_shown_as_they_are_now(stage: Stage, page: Page) -> Non
         await expect(page.get_by_role("img", name=f"Steps: 1 of {wanted}")).to_be_visible()
 
 
-async def test_a_page_that_was_opened_before_the_first_entry_fills(
-    stage: Stage, page: Page
-) -> None:
+async def test_a_page_opened_before_the_first_entry_fills(stage: Stage, page: Page) -> None:
     await stage.threads.start("early-1")
     await page.goto("/threads/early-1")
     await expect(page.get_by_text("The journal is empty")).to_be_visible()
@@ -51,7 +49,7 @@ async def test_a_page_that_was_opened_before_the_first_entry_fills(
 
 
 @pytest.mark.guarantee(105)
-async def test_rows_of_a_statement_that_come_late_are_not_shown_for_another(
+async def test_late_rows_of_one_statement_are_not_shown_for_another(
     stage: Stage, page: Page
 ) -> None:
     go = asyncio.Event()
@@ -74,9 +72,7 @@ async def test_rows_of_a_statement_that_come_late_are_not_shown_for_another(
     await expect(rows).to_have_text("the second")
 
 
-async def test_who_reads_older_entries_is_not_thrown_back_by_what_comes(
-    stage: Stage, page: Page
-) -> None:
+async def test_new_entries_do_not_move_the_view_of_older_ones(stage: Stage, page: Page) -> None:
     await stage.said("busy-1", "read 30")
     go, asked = asyncio.Event(), asyncio.Event()
 

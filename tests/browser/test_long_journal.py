@@ -50,7 +50,7 @@ async def test_twenty_thousand_entries_are_paged_both_ways(page: Page, long_life
 
 
 @pytest.mark.guarantee(104)
-async def test_charts_of_a_long_life_are_sampled(page: Page, long_life: str) -> None:
+async def test_charts_of_a_long_thread_are_sampled(page: Page, long_life: str) -> None:
     await page.goto(long_life)
     await expect(page.get_by_text("Sampled from 20,000 entries.")).to_be_visible()
     charts = page.locator("#charts figure")

@@ -40,7 +40,7 @@ async def controls(stage: Stage, thread_id: str) -> list[tuple[str, str, str]]:
     return [(each["action"], each.get("by", ""), each.get("reason", "")) for each in notes]
 
 
-async def test_compact_says_what_it_saves_and_does_it(stage: Stage, page: Page) -> None:
+async def test_the_compact_dialog_shows_the_saving_and_compacts(stage: Stage, page: Page) -> None:
     await stage.said("compact-1", "read 14")
     dialog = await opened(page, "compact-1", "Compact …")
     await expect(dialog.locator(".preview .bytes")).to_have_text(
@@ -60,7 +60,7 @@ async def test_compact_says_what_it_saves_and_does_it(stage: Stage, page: Page) 
     await until(is_compacted)
 
 
-async def test_pause_and_unpause(stage: Stage, page: Page) -> None:
+async def test_the_pause_button_pauses_and_unpauses(stage: Stage, page: Page) -> None:
     await stage.said("pause-1", "hello")
     dialog = await opened(page, "pause-1", "Pause …")
     await dialog.get_by_label("Your name").fill("ann")
@@ -75,7 +75,9 @@ async def test_pause_and_unpause(stage: Stage, page: Page) -> None:
     assert ("pause", "ann", "the test wants it") in await controls(stage, "pause-1")
 
 
-async def test_limits_say_which_would_be_reached_at_once(stage: Stage, page: Page) -> None:
+async def test_the_limits_dialog_names_limits_that_would_be_reached_at_once(
+    stage: Stage, page: Page
+) -> None:
     await stage.said("limits-1", "read 3")
     dialog = await opened(page, "limits-1", "Set limits …")
     await dialog.get_by_label("Steps", exact=True).fill("2")
@@ -89,7 +91,7 @@ async def test_limits_say_which_would_be_reached_at_once(stage: Stage, page: Pag
     assert (await status(stage.client, "limits-1")).policy.steps_max == 1234
 
 
-async def test_what_does_not_fit_is_refused_in_the_dialog(stage: Stage, page: Page) -> None:
+async def test_the_dialog_refuses_invalid_values(stage: Stage, page: Page) -> None:
     page.expected_troubles = ("status of 422",)  # type: ignore[attr-defined]
     await stage.said("limits-2", "hello")
     dialog = await opened(page, "limits-2", "Set limits …")
@@ -115,7 +117,7 @@ async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page
 
 
 @pytest.mark.guarantee(105)
-async def test_a_stop_wants_the_threads_id_to_be_typed(stage: Stage, page: Page) -> None:
+async def test_a_stop_requires_the_thread_id_to_be_typed(stage: Stage, page: Page) -> None:
     await stage.said("stop-1", "hello")
     dialog = await opened(page, "stop-1", "Stop …")
     await expect(dialog.locator(".preview")).to_contain_text("cannot be undone")
@@ -135,7 +137,7 @@ async def test_a_stop_wants_the_threads_id_to_be_typed(stage: Stage, page: Page)
 
 
 @pytest.mark.guarantee(105)
-async def test_nothing_is_done_before_its_preview_is_seen(stage: Stage, page: Page) -> None:
+async def test_no_action_runs_before_its_preview_is_shown(stage: Stage, page: Page) -> None:
     await stage.said("unseen-1", "hello")
     dialog = await opened(page, "unseen-1", "Archive …")
     button = dialog.get_by_role("button", name="Archive", exact=True)
@@ -169,9 +171,7 @@ async def test_nothing_is_done_before_its_preview_is_seen(stage: Stage, page: Pa
     assert (await status(stage.client, "unseen-1")).status == "waiting"
 
 
-async def test_a_preview_that_comes_late_is_not_taken_for_the_newest(
-    stage: Stage, page: Page
-) -> None:
+async def test_a_late_preview_does_not_replace_a_newer_one(stage: Stage, page: Page) -> None:
     await stage.said("late-1", "hello")
     dialog = await opened(page, "late-1", "Archive …")
     asked = 0
@@ -195,7 +195,7 @@ async def test_a_preview_that_comes_late_is_not_taken_for_the_newest(
 
 
 @pytest.mark.guarantee(105)
-async def test_nothing_is_done_where_the_preview_fails(stage: Stage, page: Page) -> None:
+async def test_no_action_runs_if_its_preview_fails(stage: Stage, page: Page) -> None:
     page.expected_troubles = ("status of 503",)  # type: ignore[attr-defined]
     await stage.said("failing-1", "hello")
     await page.goto("/threads/failing-1")
@@ -219,7 +219,7 @@ async def test_nothing_is_done_where_the_preview_fails(stage: Stage, page: Page)
     assert (await status(stage.client, "failing-1")).status == "waiting"
 
 
-async def test_a_dialog_is_closed_by_escape_and_nothing_happens(stage: Stage, page: Page) -> None:
+async def test_escape_closes_a_dialog_without_an_action(stage: Stage, page: Page) -> None:
     await stage.said("escape-1", "hello")
     dialog = await opened(page, "escape-1", "Pause …")
     await page.keyboard.press("Escape")

@@ -71,7 +71,7 @@ async def test_bodies_are_read_when_they_are_opened_and_long_ones_in_slices(
     await expect(entry.locator("[data-slice]")).to_contain_text('"parts"')
 
 
-async def test_the_slider_shows_state_context_and_what_changed(stage: Stage, page: Page) -> None:
+async def test_the_slider_shows_state_context_and_changes(stage: Stage, page: Page) -> None:
     await stage.said("past-1", "remember blue")
     await stage.said("past-1", "read 6")
     await page.goto("/threads/past-1")
@@ -95,7 +95,9 @@ async def test_the_slider_shows_state_context_and_what_changed(stage: Stage, pag
 
 
 @pytest.mark.guarantee(103)
-async def test_what_threads_hold_is_text_and_never_markup(stage: Stage, page: Page) -> None:
+async def test_thread_content_is_rendered_as_text_and_never_as_markup(
+    stage: Stage, page: Page
+) -> None:
     evil = "<img src=/nope onerror=window.hacked=1><script>window.hacked=1</script>"
     number = await stage.send("evil-1", f"restart {evil}")
     await stage.listed("evil-1", "approval")
@@ -115,7 +117,7 @@ async def test_what_threads_hold_is_text_and_never_markup(stage: Stage, page: Pa
     assert await page.evaluate("window.hacked") is None
 
 
-async def test_runs_lead_into_the_temporal_ui(stage: Stage, page: Page) -> None:
+async def test_runs_link_to_the_temporal_ui(stage: Stage, page: Page) -> None:
     await stage.said("runs-1", "hello")
     await page.goto("/threads/runs-1")
     await page.get_by_text("one Temporal execution each").click()
@@ -144,21 +146,21 @@ async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -
     assert await page.evaluate("window.kept")
 
 
-async def test_a_thread_at_390_pixels(stage: Stage, shown: str) -> None:
+async def test_a_thread_page_fits_390_pixels(stage: Stage, shown: str) -> None:
     async with open_page(stage, width=390, height=844) as page:
         await page.goto(shown)
         await check_page(page)
         await shoot(page, "thread-390")
 
 
-async def test_a_thread_in_the_dark(stage: Stage, shown: str) -> None:
+async def test_a_thread_page_has_a_dark_theme(stage: Stage, shown: str) -> None:
     async with open_page(stage, dark=True) as page:
         await page.goto(shown)
         await check_page(page)
         await shoot(page, "thread-dark")
 
 
-async def test_what_failed_is_told_with_what_to_do(stage: Stage, page: Page) -> None:
+async def test_a_failed_action_shows_the_error_and_its_remedy(stage: Stage, page: Page) -> None:
     # The agent's own policy is known after the first step.
     await stage.threads.answered("tight-1", await stage.send("tight-1", "hello", "tight"))
     await stage.send("tight-1", "fail", "tight")

@@ -34,7 +34,7 @@ async def ids(page: Page) -> list[str]:
     return await page.locator("table.threads td.c-id a").all_inner_texts()
 
 
-async def test_no_threads_yet_teaches_how_to_send_one(stage: Stage) -> None:
+async def test_an_empty_list_shows_how_to_send_a_message(stage: Stage) -> None:
     async with _listing(stage, FakeDirectory([])) as url, open_page(stage, url=url) as page:
         await page.goto("/")
         await expect(page.get_by_role("heading", name="No threads yet")).to_be_visible()
@@ -85,9 +85,7 @@ async def test_ten_thousand_threads_are_listed_sorted_filtered_and_paged(
         await expect(page.get_by_role("heading", name="No matching threads")).to_be_visible()
 
 
-async def test_a_filter_that_is_chosen_before_the_script_is_there_counts(
-    stage: Stage, many: str
-) -> None:
+async def test_a_filter_chosen_before_the_script_loads_is_applied(stage: Stage, many: str) -> None:
     async with open_page(stage, url=many) as page:
         may_come = asyncio.Event()
 
@@ -116,7 +114,7 @@ async def test_polling_ten_thousand_threads_that_do_not_change_sends_nothing(
         assert time.perf_counter() - began < 5
 
 
-async def test_at_390_pixels_rows_are_cards(stage: Stage, many: str) -> None:
+async def test_rows_become_cards_at_390_pixels(stage: Stage, many: str) -> None:
     async with open_page(stage, url=many, width=390, height=844) as page:
         await page.goto("/")
         await expect(page.locator("table.threads tbody tr").first).to_be_visible()
@@ -128,7 +126,7 @@ async def test_at_390_pixels_rows_are_cards(stage: Stage, many: str) -> None:
         await shoot(page, "threads-390", whole=False)
 
 
-async def test_the_list_in_the_dark(stage: Stage, many: str) -> None:
+async def test_the_list_has_a_dark_theme(stage: Stage, many: str) -> None:
     async with open_page(stage, url=many, dark=True) as page:
         await page.goto("/")
         await check_page(page)
@@ -159,7 +157,7 @@ async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page:
 
 @pytest.mark.guarantee(103)
 @pytest.mark.parametrize("thread_id", ["a/b ünï ✓", "50%?x=1&y#<b>"])
-async def test_any_thread_id_leads_to_its_page(stage: Stage, page: Page, thread_id: str) -> None:
+async def test_any_thread_id_links_to_its_page(stage: Stage, page: Page, thread_id: str) -> None:
     await stage.said(thread_id, "hello")
     await stage.listed(thread_id)
     await page.goto("/")

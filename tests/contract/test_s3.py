@@ -44,9 +44,7 @@ async def listed(store: BlobStore, prefix: str = "") -> set[str]:
 
 
 @pytest.mark.guarantee(106)
-async def test_ranges_of_a_bucket_hold_what_its_listing_holds_in_order(
-    s3: S3Server, prefix: str
-) -> None:
+async def test_ranges_of_a_bucket_equal_its_listing_in_order(s3: S3Server, prefix: str) -> None:
     """More than one page of a real server's, with keys of others between and beside ours."""
     store = open_store(s3.url(prefix))
     ranges = ranges_of(store)
@@ -103,7 +101,7 @@ def write_profile(path: Path, secret: str, profile: str = "agents") -> None:
         ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId"),
     ],
 )
-def test_wrong_keys_are_told(
+def test_wrong_keys_are_reported(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch, name: str, code: str
 ) -> None:
     monkeypatch.setenv(name, "wrong")
@@ -116,7 +114,7 @@ def test_a_missing_bucket_is_a_mistake_in_the_url(s3: S3Server) -> None:
     assert "s3://no-such-bucket/p: there is no such bucket. Create the bucket, or correct" in text
 
 
-def test_an_endpoint_where_nobody_listens_is_told(s3: S3Server) -> None:
+def test_an_endpoint_that_refuses_connections_is_reported(s3: S3Server) -> None:
     url = s3.url("p").replace(s3.endpoint, f"http://127.0.0.1:{find_free_port()}")
     text = refusal(StoreUnavailable, url)
     assert "s3://everlong/p: nobody answers at its endpoint. Check the endpoint" in text
@@ -152,7 +150,7 @@ async def test_a_whole_bucket_can_be_a_store(s3: S3Server, prefix: str) -> None:
     assert await listed(part) == set()
 
 
-async def test_what_others_put_there_is_left_out_of_the_listing(s3: S3Server, prefix: str) -> None:
+async def test_a_listing_omits_foreign_objects(s3: S3Server, prefix: str) -> None:
     store = open_store(s3.url(prefix))
     await store.put("ours/k", b"x")
     client = boto3.client("s3", region_name=REGION, endpoint_url=s3.endpoint)
@@ -163,7 +161,7 @@ async def test_what_others_put_there_is_left_out_of_the_listing(s3: S3Server, pr
 
 
 @pytest.mark.guarantee(16)
-async def test_a_bucket_that_has_gone_is_not_an_empty_one(s3: S3Server) -> None:
+async def test_a_deleted_bucket_is_not_an_empty_one(s3: S3Server) -> None:
     bucket = f"gone-{uuid.uuid4().hex[:8]}"
     client = boto3.client("s3", region_name=REGION, endpoint_url=s3.endpoint)
     client.create_bucket(Bucket=bucket)

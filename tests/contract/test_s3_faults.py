@@ -114,7 +114,7 @@ def answering(status: int, code: str) -> Iterator[str]:
         (503, "SlowDown", StoreUnavailable, "answered 503 SlowDown"),
     ],
 )
-def test_what_the_server_refuses_is_told_in_our_words(
+def test_refusals_of_the_server_become_everlong_errors(
     s3: S3Server, status: int, code: str, kind: type[EverlongError], told: str
 ) -> None:
     begin = time.monotonic()
@@ -209,7 +209,7 @@ async def test_a_put_over_a_slow_line_gets_time_for_its_size(
 
 
 @pytest.mark.guarantee(18)
-async def test_a_put_that_is_given_up_leaves_nothing(store: BlobStore, proxy: Proxy) -> None:
+async def test_an_abandoned_put_leaves_nothing(store: BlobStore, proxy: Proxy) -> None:
     proxy.upload_bytes_per_second = 8 * MIB
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
@@ -269,7 +269,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
-async def test_a_certificate_is_checked_and_can_be_trusted(
+async def test_a_certificate_is_verified_and_a_custom_ca_can_be_trusted(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cert, key = certificate(tmp_path)

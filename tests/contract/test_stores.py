@@ -55,7 +55,7 @@ class TestS3(BlobStoreContract):
 
 @pytest.mark.server
 @pytest.mark.parametrize("kind", ["file", "s3"])
-async def test_files_and_buckets_tell_when_an_object_was_put(
+async def test_files_and_buckets_know_when_an_object_was_put(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     url = (tmp_path / "blobs").as_uri()

@@ -133,7 +133,7 @@ async def test_while_the_store_is_down_payloads_stay_inline_and_the_workflow_goe
 
 
 @pytest.mark.guarantee(30)
-async def test_what_is_too_large_to_stay_inline_waits_for_the_store(
+async def test_a_payload_too_large_to_stay_inline_waits_for_the_store(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     store = FlakyStore(tmp_path)
@@ -221,7 +221,7 @@ class Counting:
 
 
 @pytest.mark.guarantee(31)
-async def test_an_activity_whose_input_cannot_be_read_is_tried_again(
+async def test_an_activity_with_unreadable_input_is_retried(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     store = FileBlobStore(tmp_path)

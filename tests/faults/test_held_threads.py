@@ -36,7 +36,7 @@ def pay(euros: int) -> str:
 
 
 @pytest.mark.guarantee(47)
-async def test_decisions_with_long_reasons_do_not_end_a_thread_that_is_held(
+async def test_decisions_with_long_reasons_do_not_end_a_held_thread(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     """What the journal has yet to get may be more than a state has room for."""
@@ -70,7 +70,7 @@ async def test_decisions_with_long_reasons_do_not_end_a_thread_that_is_held(
 
 
 @pytest.mark.guarantee(47)
-async def test_a_step_that_is_held_does_not_begin_once_the_thread_is_paused(
+async def test_a_held_step_does_not_begin_once_the_thread_is_paused(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     store = FlakyStore(tmp_path)
@@ -104,7 +104,7 @@ async def test_a_step_that_is_held_does_not_begin_once_the_thread_is_paused(
 
 
 @pytest.mark.guarantee(47)
-async def test_a_compaction_that_is_held_does_not_fail_the_turn_that_needs_it(
+async def test_a_held_compaction_does_not_fail_the_turn_that_needs_it(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     """The provider finds the context too large, and just then the store goes."""

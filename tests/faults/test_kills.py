@@ -74,7 +74,7 @@ def check_pages(conversation: list[Message], pages: int) -> None:
 
 
 @pytest.mark.guarantee(45)
-async def test_worker_killed_in_the_middle_of_a_tool(
+async def test_a_thread_survives_a_worker_kill_in_a_tool(
     settings: Settings, thread_id: str, tmp_path: Path
 ) -> None:
     async with threads_of(settings) as threads:
@@ -91,7 +91,7 @@ async def test_worker_killed_in_the_middle_of_a_tool(
 
 
 @pytest.mark.guarantee(45)
-async def test_worker_killed_again_and_again(settings: Settings, thread_id: str) -> None:
+async def test_a_thread_survives_repeated_worker_kills(settings: Settings, thread_id: str) -> None:
     """Kills at seeded random moments: between steps, in a PUT, before a result is reported, at a roll.
 
     The thread rolls after every few steps, so that some kills meet it.
@@ -113,7 +113,7 @@ async def test_worker_killed_again_and_again(settings: Settings, thread_id: str)
 
 
 @pytest.mark.guarantee(45)
-async def test_server_killed_in_the_middle_of_a_run(
+async def test_a_thread_survives_a_server_kill(
     settings: Settings, thread_id: str, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "own-server"
@@ -140,7 +140,7 @@ TURNS = scaled(3, 5)
 
 
 @pytest.mark.guarantee(46)
-async def test_a_message_after_a_kill_between_steps_is_acted_on_at_once(
+async def test_a_message_after_a_kill_between_steps_starts_a_turn_at_once(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_harness(server.address, tmp_path) as harness:

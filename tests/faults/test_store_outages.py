@@ -56,7 +56,7 @@ async def until_held(threads: Threads, thread_id: str, reason: str) -> None:
 
 @pytest.mark.guarantee(48)
 @pytest.mark.parametrize("inline_bytes_max", [limits.INLINE_BYTES_MAX, 0])
-async def test_an_outage_after_a_tool_ran_is_waited_out_and_the_tool_not_run_again(
+async def test_an_outage_after_a_tool_ran_does_not_run_the_tool_again(
     server: TemporalServer, tmp_path: Path, thread_id: str, inline_bytes_max: int
 ) -> None:
     store = FlakyStore(tmp_path)
@@ -128,7 +128,7 @@ async def test_lost_bytes_are_named_and_restoring_them_lets_the_thread_go_on(
 
 @pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
-async def test_an_outage_before_anything_was_done_is_waited_out(
+async def test_a_thread_waits_out_an_outage_at_its_start(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     store = FlakyStore(tmp_path)
@@ -144,7 +144,7 @@ async def test_an_outage_before_anything_was_done_is_waited_out(
 
 @pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
-async def test_a_held_thread_rolls_and_is_held_on(
+async def test_a_held_thread_rolls_and_stays_held(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MAX", 0.3)
@@ -165,7 +165,7 @@ async def test_a_held_thread_rolls_and_is_held_on(
 
 @pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
-async def test_tools_that_are_held_are_run_once_after_a_roll(
+async def test_held_tools_run_once_after_a_roll(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store goes down between a reply and its tools; one of three tools gets through."""
@@ -253,7 +253,7 @@ async def test_a_thread_waits_for_a_worker_that_has_its_agent(
 
 @pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
-async def test_threads_that_are_held_leave_room_for_others(
+async def test_held_threads_leave_activity_slots_to_others(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     store = FileBlobStore(tmp_path)

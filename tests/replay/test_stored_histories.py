@@ -31,7 +31,7 @@ def test_every_scene_is_stored() -> None:
 
 
 @pytest.mark.guarantee(77)
-async def test_a_changed_workflow_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_changed_workflow_fails_to_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a thread that calls the model twice a step is another workflow."""
     from everlong.workflows.thread import Thread
 

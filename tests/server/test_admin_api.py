@@ -62,7 +62,7 @@ async def done(client: httpx.AsyncClient, path: str, **body: object) -> JSON:
 
 
 @pytest.mark.guarantee(93)
-async def test_what_the_api_does_is_journalled_with_who_and_why(
+async def test_api_actions_are_journalled_with_actor_and_reason(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     shop = Shop()
@@ -151,7 +151,7 @@ async def test_a_thread_is_shown_as_a_whole_and_its_bodies_on_demand(
 
 
 @pytest.mark.guarantee(97)
-async def test_a_preview_says_what_would_happen_and_nothing_does(
+async def test_a_preview_describes_an_action_without_running_it(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     policy = Policy(compact_at_bytes=512 * 1024, compact_to_bytes=4 * 1024)
@@ -262,7 +262,7 @@ async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_kno
 
 
 @pytest.mark.guarantee(96)
-async def test_the_list_has_one_row_for_each_thread_and_asks_none_of_them(
+async def test_the_list_has_one_row_for_each_thread_and_queries_none(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     policy = Policy(run_events_max=50)
@@ -290,7 +290,7 @@ async def test_the_list_has_one_row_for_each_thread_and_asks_none_of_them(
 
 
 @pytest.mark.parametrize("path", ["", "/entries", "/runs", "/series", "/at/1", "/approvals"])
-async def test_a_thread_that_is_not_there_is_a_404(
+async def test_an_unknown_thread_is_a_404(
     server: TemporalServer, store: BlobStore, path: str
 ) -> None:
     async with open_threads(server.address, store) as threads, governed(threads) as client:

@@ -17,7 +17,7 @@ from tests.support.scripted_agents import reading_agent
 from tests.support.threads import open_threads
 
 
-async def test_a_thread_that_goes_while_it_is_looked_at_is_read_from_its_archive(
+async def test_a_thread_deleted_during_a_request_is_read_from_its_archive(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_threads(server.address, store, reading_agent(3)) as threads:
@@ -106,7 +106,7 @@ async def _or_nothing(client: Any, path: str) -> Any:
     return answer.json() if answer.status_code == 200 else None
 
 
-async def test_a_sweep_is_a_job_and_the_fleet_tells_of_it(
+async def test_a_sweep_is_a_job_that_the_fleet_page_shows(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(2)) as threads:
@@ -143,7 +143,7 @@ async def done_or_later(client: Any, body: dict[str, object]) -> str:
     return str(answer.json()["id"])
 
 
-async def test_a_query_that_is_none_is_refused(server: TemporalServer, store: BlobStore) -> None:
+async def test_an_invalid_query_is_refused(server: TemporalServer, store: BlobStore) -> None:
     async with open_threads(server.address, store) as threads, governed(threads) as client:
         for sql in ("drop table entries", "select * from '/etc/passwd'", "select 1; select 2"):
             answer = await client.post("/api/v1/query", json={"sql": sql})

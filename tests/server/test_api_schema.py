@@ -48,7 +48,7 @@ def asking_agent() -> Agent:
 
 @pytest.mark.guarantee(95)
 @pytest.mark.timeout(900)
-async def test_nothing_that_fits_the_description_or_not_is_answered_with_a_5xx(
+async def test_no_valid_or_invalid_request_gets_a_5xx(
     server: TemporalServer, tmp_path: Path
 ) -> None:
     (tmp_path / "blobs").mkdir()

@@ -76,7 +76,7 @@ async def test_an_approved_call_runs_once_and_the_journal_says_who_when_and_why(
 
 
 @pytest.mark.guarantee(64)
-async def test_a_denied_call_never_runs_and_the_model_is_told_by_whom(drive: Drive) -> None:
+async def test_a_denied_call_never_runs_and_the_model_reads_who_denied_it(drive: Drive) -> None:
     shop = Shop()
     async with drive([shop.agent(pay(5))]) as thread:
         await thread.send()
@@ -113,7 +113,7 @@ async def test_others_run_meanwhile_and_an_approved_call_starts_while_they_run(
 
 
 @pytest.mark.guarantee(65)
-async def test_decisions_that_do_not_count_are_refused_by_name(drive: Drive) -> None:
+async def test_invalid_decisions_are_refused_by_name(drive: Drive) -> None:
     @tool(needs_approval=True, approvers=["alice", "bob"])
     def pay(euros: int) -> str:
         """Pay."""
@@ -146,7 +146,7 @@ async def test_decisions_that_do_not_count_are_refused_by_name(drive: Drive) -> 
 
 
 @pytest.mark.guarantee(65)
-async def test_a_stopping_thread_takes_no_decision_and_leaves_its_journal_whole(
+async def test_a_stopping_thread_refuses_decisions_and_completes_its_journal(
     drive: Drive,
 ) -> None:
     shop = Shop()
@@ -188,7 +188,7 @@ def spender(spend: Tool, *more: Tool) -> Agent:
 
 
 @pytest.mark.guarantee(66)
-async def test_a_deadline_denies(drive: Drive) -> None:
+async def test_a_deadline_denies_a_call(drive: Drive) -> None:
     async with drive([spender(with_deadline(1.5))]) as thread:
         await thread.send()
         [approval] = await thread.pending()
@@ -214,7 +214,7 @@ async def test_a_deadline_passes_while_another_tool_runs(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(66)
-async def test_a_deadline_escalates_to_those_who_may_then_decide(drive: Drive) -> None:
+async def test_a_deadline_escalates_to_other_deciders(drive: Drive) -> None:
     async with drive([spender(with_deadline(1.5, escalate=True))]) as thread:
         await thread.send()
         [approval] = await thread.pending()
@@ -235,7 +235,7 @@ async def test_a_deadline_escalates_to_those_who_may_then_decide(drive: Drive) -
 
 
 @pytest.mark.guarantee(66)
-async def test_an_escalated_call_that_nobody_decides_is_denied_in_the_end(drive: Drive) -> None:
+async def test_an_undecided_escalated_call_is_denied(drive: Drive) -> None:
     async with drive([spender(with_deadline(0.4, escalate=True))]) as thread:
         assert await thread.ask() == "error: denied by deadline: no decision came in time"
         assert len(await thread.data(Kind.DECIDED)) == 2
@@ -263,7 +263,7 @@ async def roll_while_waiting(thread: DrivenThread, runs: int) -> None:
 
 
 @pytest.mark.guarantee(64)
-async def test_approvals_are_carried_over_rolls_and_asked_for_once(drive: Drive) -> None:
+async def test_approvals_cross_rolls_and_are_requested_once(drive: Drive) -> None:
     shop = Shop()
     async with drive([shop.agent(pay(1), pay(2))], Policy(run_events_max=50)) as thread:
         await thread.send()
@@ -285,7 +285,7 @@ async def test_approvals_are_carried_over_rolls_and_asked_for_once(drive: Drive)
         assert len(await thread.data(Kind.DECIDED)) == 2
 
 
-async def test_a_decision_that_is_sent_again_after_a_roll_is_the_same_decision(
+async def test_a_decision_repeated_after_a_roll_counts_once(
     drive: Drive,
 ) -> None:
     """A client that heard nothing, because its update met a roll, says it again."""
@@ -306,7 +306,7 @@ async def test_a_decision_that_is_sent_again_after_a_roll_is_the_same_decision(
 
 
 @pytest.mark.guarantee(64)
-async def test_approvals_outlive_workers(drive: Drive) -> None:
+async def test_approvals_survive_worker_restarts(drive: Drive) -> None:
     shop = Shop()
     agent = shop.agent(pay(1))
     async with drive([agent]) as thread:
@@ -322,7 +322,9 @@ async def test_approvals_outlive_workers(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(39)
-async def test_messages_sent_meanwhile_are_answered_after_and_in_order(drive: Drive) -> None:
+async def test_messages_sent_during_an_approval_are_answered_after_it_in_order(
+    drive: Drive,
+) -> None:
     shop = Shop()
 
     def script(turn: Sequence[Message]) -> Reply:
@@ -343,7 +345,7 @@ async def test_messages_sent_meanwhile_are_answered_after_and_in_order(drive: Dr
         assert [await thread.answer(n) for n in (1, 2, 3)] == ["paid 7", "heard one", "heard two"]
 
 
-async def test_a_rule_decides_which_calls_need_a_person(drive: Drive) -> None:
+async def test_a_rule_decides_which_calls_need_approval(drive: Drive) -> None:
     def rule(euros: int) -> bool:
         if euros == 666:
             raise RuntimeError("no idea")
@@ -367,7 +369,7 @@ async def test_a_rule_decides_which_calls_need_a_person(drive: Drive) -> None:
         assert refused.startswith("error: the arguments are invalid")
 
 
-async def test_as_many_denials_as_there_may_be_at_full_length_fit_the_state(drive: Drive) -> None:
+async def test_the_most_denials_at_full_length_fit_the_state(drive: Drive) -> None:
     shop = Shop()
     wide = "\U0001f600"
     agent = shop.agent(*(pay(i) for i in range(limits.TOOL_CALLS_MAX)))

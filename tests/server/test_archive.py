@@ -72,7 +72,7 @@ def forget(monkeypatch: pytest.MonkeyPatch, thread_id: str) -> None:
     monkeypatch.setattr(WorkflowHandle, "describe", forgetful)
 
 
-async def test_a_thread_that_is_kept_goes_on_and_its_journal_says_who_archived_it(
+async def test_an_archived_open_thread_continues_and_its_journal_names_the_archiver(
     threads: Threads, thread_id: str
 ) -> None:
     packs = PackStore(threads.store)
@@ -99,7 +99,7 @@ async def test_a_thread_that_is_kept_goes_on_and_its_journal_says_who_archived_i
 
 
 @pytest.mark.guarantee(98)
-async def test_a_thread_that_is_closed_ends_with_its_journal_whole(
+async def test_a_closed_thread_ends_with_a_complete_journal(
     threads: Threads, thread_id: str
 ) -> None:
     packs = PackStore(threads.store)
@@ -120,7 +120,7 @@ async def test_a_thread_that_is_closed_ends_with_its_journal_whole(
 
 
 @pytest.mark.guarantee(101)
-async def test_a_thread_that_was_freed_is_read_from_its_archive_and_revived(
+async def test_a_freed_thread_is_read_from_its_archive_and_revived(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -209,7 +209,7 @@ async def killed(*_arguments: object, **_options: object) -> None:
 
 
 @pytest.mark.guarantee(99)
-async def test_a_kill_between_the_manifest_and_the_note_is_put_right_by_doing_it_again(
+async def test_a_repeat_repairs_a_kill_between_manifest_and_note(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -228,7 +228,7 @@ async def test_a_kill_between_the_manifest_and_the_note_is_put_right_by_doing_it
 
 
 @pytest.mark.guarantee(99)
-async def test_a_kill_before_any_step_of_freeing_is_put_right_by_doing_it_again(
+async def test_a_repeat_repairs_a_kill_at_any_step_of_freeing(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -263,7 +263,7 @@ def killed_at_once(*_arguments: object) -> None:
 
 
 @pytest.mark.guarantee(99)
-async def test_an_archive_that_is_damaged_is_written_again_before_anything_is_freed(
+async def test_a_damaged_archive_is_rewritten_before_anything_is_freed(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -284,7 +284,7 @@ async def test_an_archive_that_is_damaged_is_written_again_before_anything_is_fr
 
 
 @pytest.mark.guarantee(99)
-async def test_histories_of_a_thread_that_has_gone_on_are_not_deleted(
+async def test_histories_of_a_thread_that_has_continued_are_not_deleted(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -295,7 +295,7 @@ async def test_histories_of_a_thread_that_has_gone_on_are_not_deleted(
     assert (await read_status(client, thread_id)).status == "archived"
 
 
-async def test_an_archive_is_a_span(threads: Threads, thread_id: str) -> None:
+async def test_archiving_emits_a_span(threads: Threads, thread_id: str) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -316,7 +316,7 @@ async def test_an_archive_is_a_span(threads: Threads, thread_id: str) -> None:
 
 
 @pytest.mark.guarantee(99)
-async def test_threads_that_a_limit_has_ended_are_archived_when_due(
+async def test_threads_ended_by_a_limit_are_archived_when_due(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -344,7 +344,7 @@ async def test_threads_that_a_limit_has_ended_are_archived_when_due(
     assert not await due()
 
 
-async def test_the_commands_archive_show_and_revive(
+async def test_the_cli_archives_shows_and_revives(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_cli(server, tmp_path) as cli:

@@ -86,7 +86,7 @@ async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out
 
 
 @pytest.mark.guarantee(99)
-async def test_messages_that_waited_when_a_thread_was_terminated_are_not_freed_with_it(
+async def test_unread_messages_of_a_terminated_thread_are_not_freed(
     threads: Threads, thread_id: str
 ) -> None:
     await say(threads, thread_id, "hello", agent="idle")
@@ -100,7 +100,7 @@ async def test_messages_that_waited_when_a_thread_was_terminated_are_not_freed_w
     await refused_to_free(threads, thread_id, "its last 2 entries and messages", 2)
 
 
-async def test_a_thread_that_was_terminated_in_the_middle_of_a_turn_is_not_freed(
+async def test_a_thread_terminated_within_a_turn_is_not_freed(
     threads: Threads, thread_id: str
 ) -> None:
     await threads.send(thread_id, "restart api", agent="idle")
@@ -109,9 +109,7 @@ async def test_a_thread_that_was_terminated_in_the_middle_of_a_turn_is_not_freed
     await refused_to_free(threads, thread_id, "in the middle of a turn", 0)
 
 
-async def test_a_thread_that_was_terminated_between_turns_is_freed(
-    threads: Threads, thread_id: str
-) -> None:
+async def test_a_thread_terminated_between_turns_is_freed(threads: Threads, thread_id: str) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
     await wait_for(threads, thread_id, lambda status: status.tail_entries == 0)
@@ -134,7 +132,7 @@ async def due(threads: Threads, packs: PackStore, thread_id: str) -> bool:
 
 
 @pytest.mark.guarantee(99)
-async def test_a_thread_that_was_reset_goes_on_and_its_second_end_is_due_too(
+async def test_a_reset_thread_continues_and_its_second_end_is_due_too(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -155,7 +153,7 @@ async def test_a_thread_that_was_reset_goes_on_and_its_second_end_is_due_too(
     assert not await due(threads, packs, thread_id)
 
 
-async def test_an_archive_sealed_with_a_key_that_is_gone_is_written_anew_and_holds_up_nobody(
+async def test_an_archive_sealed_with_a_lost_key_is_rewritten_and_blocks_no_other(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -182,7 +180,7 @@ async def test_an_archive_sealed_with_a_key_that_is_gone_is_written_anew_and_hol
         await eventually(is_archived)
 
 
-async def test_nothing_is_started_under_an_id_that_only_archives_know(
+async def test_no_thread_starts_under_an_archived_id(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -217,7 +215,7 @@ async def test_a_damaged_archive_is_not_revived(
     assert [each async for each in threads.store.list(prefix)] == []
 
 
-async def test_a_manifest_that_cannot_be_read_blocks_nothing_and_is_named(
+async def test_an_unreadable_manifest_is_named_and_blocks_nothing(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -273,7 +271,7 @@ async def test_a_dry_run_counts_all_runs_that_would_be_deleted(
 
 
 @pytest.mark.guarantee(93)
-async def test_who_frees_an_archived_thread_is_told_beside_the_archive(
+async def test_a_deletion_record_names_who_freed_an_archived_thread(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -289,7 +287,7 @@ async def test_who_frees_an_archived_thread_is_told_beside_the_archive(
     assert record.archive_id == closed.manifest.archive_id
 
 
-async def test_histories_stay_if_it_cannot_be_told_who_frees_them(
+async def test_histories_stay_if_the_deletion_record_cannot_be_written(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -305,7 +303,7 @@ async def test_histories_stay_if_it_cannot_be_told_who_frees_them(
     assert description.status == WorkflowExecutionStatus.COMPLETED
 
 
-async def test_an_archive_is_the_newest_whatever_the_clock_of_an_earlier_writer_said(
+async def test_a_new_archive_is_the_newest_despite_an_earlier_writers_clock(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -321,7 +319,7 @@ async def test_an_archive_is_the_newest_whatever_the_clock_of_an_earlier_writer_
 
 
 @pytest.mark.guarantee(97)
-async def test_previews_tell_the_truth(threads: Threads, thread_id: str) -> None:
+async def test_previews_match_the_outcome(threads: Threads, thread_id: str) -> None:
     packs, client = PackStore(threads.store), threads.client
 
     async def preview(action: Action, **arguments: object) -> Preview:

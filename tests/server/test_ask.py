@@ -70,7 +70,7 @@ async def test_an_answer_arrives_across_rolls(
 
 
 @pytest.mark.guarantee(43)
-async def test_an_answer_arrives_though_workers_come_and_go(
+async def test_an_answer_arrives_across_worker_restarts(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads:
@@ -89,7 +89,7 @@ async def test_an_answer_arrives_though_workers_come_and_go(
 
 
 @pytest.mark.guarantee(43)
-async def test_waiting_adds_no_event(
+async def test_a_wait_adds_no_event(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
@@ -105,7 +105,7 @@ async def test_waiting_adds_no_event(
 
 
 @pytest.mark.guarantee(43)
-async def test_a_turn_without_an_answer_says_why(
+async def test_ask_reports_why_a_turn_has_no_answer(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
@@ -116,7 +116,7 @@ async def test_a_turn_without_an_answer_says_why(
 
 
 @pytest.mark.guarantee(43)
-async def test_a_paused_thread_is_told_and_the_message_stays(
+async def test_ask_reports_a_pause_and_the_message_stays(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
@@ -129,7 +129,7 @@ async def test_a_paused_thread_is_told_and_the_message_stays(
         assert (await threads.conversation(thread_id))[-1].text == "you said again"
 
 
-async def test_a_limit_that_pauses_is_told(
+async def test_ask_reports_a_limit_that_pauses(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     agent = governed(Policy(steps_max=1))
@@ -140,7 +140,7 @@ async def test_a_limit_that_pauses_is_told(
 
 
 @pytest.mark.guarantee(43)
-async def test_a_thread_that_ends_meanwhile_is_told(
+async def test_ask_reports_the_end_of_a_thread(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
@@ -153,7 +153,7 @@ async def test_a_thread_that_ends_meanwhile_is_told(
             await asked(threads, thread_id, "again")
 
 
-async def test_time_is_over_sooner_than_a_thread(
+async def test_ask_times_out_before_the_thread_answers(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads:
@@ -164,7 +164,7 @@ async def test_time_is_over_sooner_than_a_thread(
                 await asked(threads, thread_id, "restart api", seconds_max=1.5)
 
 
-async def test_an_undelivered_message_is_given_up_in_time(
+async def test_ask_times_out_on_an_undelivered_message(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """The SDK sends an update again that has timed out, and gives it as much time once more."""
@@ -176,7 +176,7 @@ async def test_an_undelivered_message_is_given_up_in_time(
 
 
 @pytest.mark.guarantee(43)
-async def test_old_answers_are_still_found(
+async def test_ask_finds_an_old_answer(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     packs = PackStore(store)
@@ -199,7 +199,7 @@ async def test_old_answers_are_still_found(
 
 
 @pytest.mark.guarantee(40)
-async def test_a_message_that_is_sent_twice_with_one_id_is_one(
+async def test_a_message_sent_twice_with_one_id_is_one(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """In the same run and in the next one; the SDK itself sends an update again that meets a roll."""
@@ -226,7 +226,7 @@ async def test_a_message_that_is_sent_twice_with_one_id_is_one(
             await send("\N{SNOWMAN}")
 
 
-async def test_whoever_asks_can_be_cancelled(
+async def test_an_ask_can_be_cancelled(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """The SDK turns a cancellation of an update into a time-out, which is waited out otherwise."""
@@ -245,5 +245,5 @@ async def test_the_store_comes_from_the_clients_plugin(
         packs_of(await Client.connect(server.address))
 
 
-def test_pauses_grow_with_the_time_that_has_passed() -> None:
+def test_the_polling_interval_grows_with_the_time_waited() -> None:
     assert [pause_seconds(elapsed) for elapsed in (0, 1, 10, 40, 1e6)] == [0.1, 0.1, 0.5, 2.0, 2.0]

@@ -75,7 +75,7 @@ async def reset(client: Client, thread_id: str) -> None:
 
 
 @pytest.mark.guarantee(43)
-async def test_a_turn_of_ten_steps_is_waited_for_by_a_handful_of_requests(
+async def test_waiting_for_a_turn_of_ten_steps_takes_a_few_requests(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -97,7 +97,7 @@ async def test_a_turn_of_ten_steps_is_waited_for_by_a_handful_of_requests(
 
 
 @pytest.mark.guarantee(43)
-async def test_many_callers_of_one_thread_do_not_keep_a_person_from_deciding(
+async def test_many_callers_of_one_thread_do_not_block_decisions(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with waiting(server, store, thread_id) as (threads, asking):
@@ -115,7 +115,7 @@ async def test_many_callers_of_one_thread_do_not_keep_a_person_from_deciding(
         assert answers == {f"you said hello {number}" for number in range(11)}
 
 
-async def test_a_pause_ends_the_wait_once_the_step_has_ended(
+async def test_a_pause_ends_the_wait_after_the_step(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with waiting(server, store, thread_id) as (threads, asking):
@@ -140,7 +140,7 @@ async def test_a_cancelled_thread_completes_the_update_and_replays(
         await replayer.replay_workflow(await handle.fetch_history())
 
 
-async def test_a_terminated_thread_is_told_though_its_update_is_lost(
+async def test_a_terminated_thread_is_reported_though_its_update_is_lost(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with waiting(server, store, thread_id) as (threads, asking):
@@ -169,7 +169,7 @@ async def test_a_thread_that_is_deleted_is_not_started_again(
 
 
 @pytest.mark.guarantee(43)
-async def test_a_reset_thread_is_waited_for_and_has_one_message(
+async def test_a_wait_follows_a_reset_thread_that_keeps_one_message(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with waiting(server, store, thread_id) as (threads, asking):

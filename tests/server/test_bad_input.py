@@ -54,7 +54,7 @@ async def is_usable(thread: DrivenThread) -> None:
 
 
 @pytest.mark.guarantee(50)
-async def test_a_tool_that_does_not_exist_is_told_with_those_that_do(drive: Drive) -> None:
+async def test_the_error_for_an_unknown_tool_lists_the_known_ones(drive: Drive) -> None:
     model = call_then_answer(call(0, "ech0", text="x"), call(1, "\U0001f600" * 64))
     async with drive([Agent(name="ops", model=model, tools=[echo])]) as thread:
         first, second = (await thread.ask()).split(" | ")
@@ -66,7 +66,7 @@ async def test_a_tool_that_does_not_exist_is_told_with_those_that_do(drive: Driv
 
 
 @pytest.mark.guarantee(50)
-async def test_arguments_that_do_not_fit_are_told_and_nothing_is_run(drive: Drive) -> None:
+async def test_invalid_arguments_are_reported_and_nothing_runs(drive: Drive) -> None:
     ran = []
 
     @tool
@@ -96,7 +96,7 @@ async def test_arguments_that_do_not_fit_are_told_and_nothing_is_run(drive: Driv
 
 
 @pytest.mark.guarantee(70)
-async def test_a_model_that_never_gets_it_right_is_stopped(drive: Drive) -> None:
+async def test_a_model_that_keeps_sending_invalid_calls_is_stopped(drive: Drive) -> None:
     def script(turn: Sequence[Message]) -> Reply:
         done = calls_done(turn)
         return Reply(tool_calls=(call(done, "nothing", attempt=done),))
@@ -109,7 +109,7 @@ async def test_a_model_that_never_gets_it_right_is_stopped(drive: Drive) -> None
 
 
 @pytest.mark.guarantee(50)
-async def test_a_result_of_200_megabytes_is_an_error_and_takes_no_more_memory_than_it_has_to(
+async def test_a_result_of_200_megabytes_is_an_error_in_bounded_memory(
     drive: Drive,
 ) -> None:
     @tool
@@ -128,7 +128,7 @@ async def test_a_result_of_200_megabytes_is_an_error_and_takes_no_more_memory_th
 
 
 @pytest.mark.guarantee(49)
-async def test_a_tool_that_raises_for_ever_is_given_up_on(drive: Drive) -> None:
+async def test_retries_of_a_raising_tool_are_bounded(drive: Drive) -> None:
     tried = []
 
     @tool(attempts_max=2)
@@ -164,7 +164,7 @@ BAD_REPLIES: dict[str, tuple[Callable[[], Reply], str]] = {
 
 @pytest.mark.guarantee(50)
 @pytest.mark.parametrize("what", BAD_REPLIES)
-async def test_a_reply_that_cannot_be_used_ends_the_turn_with_a_reason(
+async def test_an_unusable_reply_ends_the_turn_with_a_reason(
     drive: Drive, impatient: None, what: str
 ) -> None:
     reply, reason = BAD_REPLIES[what]
@@ -176,7 +176,7 @@ async def test_a_reply_that_cannot_be_used_ends_the_turn_with_a_reason(
         assert (await thread.status()).last_failure == ""
 
 
-async def test_the_most_calls_that_are_allowed_are_all_run(drive: Drive) -> None:
+async def test_the_most_calls_allowed_all_run(drive: Drive) -> None:
     calls = [call(i, "echo", text=f"number {i}") for i in range(limits.TOOL_CALLS_MAX)]
     async with drive([Agent(name="ops", model=call_then_answer(*calls), tools=[echo])]) as thread:
         expected = [f"number {i}" for i in range(limits.TOOL_CALLS_MAX)]
@@ -215,7 +215,7 @@ RESULTS: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.guarantee(50)
-async def test_whatever_a_tool_returns_the_model_and_the_journal_have_it_as_text(
+async def test_any_tool_result_reaches_model_and_journal_as_text(
     drive: Drive,
 ) -> None:
     def odd(kind: int) -> Any:
@@ -233,7 +233,7 @@ async def test_whatever_a_tool_returns_the_model_and_the_journal_have_it_as_text
             assert text.startswith(expected)
 
 
-async def test_an_empty_result_is_a_result(drive: Drive) -> None:
+async def test_an_empty_result_is_accepted(drive: Drive) -> None:
     def script(turn: Sequence[Message]) -> Reply:
         done = results(turn)
         return Reply(text=f"got {done!r}") if done else Reply(tool_calls=(call(0, "echo"),))
@@ -253,7 +253,7 @@ async def test_an_empty_message_is_refused(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(42)
-async def test_a_message_of_ten_megabytes_is_shown_in_part_and_kept_whole(drive: Drive) -> None:
+async def test_a_message_of_ten_megabytes_is_excerpted_and_stored_whole(drive: Drive) -> None:
     model = ScriptedModel(lambda turn: Reply(text=f"{len(turn[0].text)} {turn[0].text[:20]}"))
     text = json.dumps([{"number": i, "text": "some words " * 5} for i in range(130_000)])
     assert len(text) > 10_000_000
@@ -269,7 +269,7 @@ async def test_a_message_of_ten_megabytes_is_shown_in_part_and_kept_whole(drive:
 
 
 @pytest.mark.guarantee(41)
-async def test_a_message_that_is_stored_for_another_thread_is_refused(drive: Drive) -> None:
+async def test_a_message_stored_for_another_thread_is_refused(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask("x" * 20_000)
         [entry] = await thread.entries(Kind.MESSAGE)
@@ -287,7 +287,7 @@ async def send_from_elsewhere(thread: DrivenThread) -> int:
     return await elsewhere.send(thread.thread_id, "lost " * 2000)
 
 
-async def test_a_message_that_was_stored_elsewhere_fails_its_turn_and_no_other(
+async def test_a_message_in_another_store_fails_only_its_turn(
     drive: Drive,
 ) -> None:
     async with drive([ECHO]) as thread:
@@ -298,7 +298,7 @@ async def test_a_message_that_was_stored_elsewhere_fails_its_turn_and_no_other(
 
 
 @pytest.mark.guarantee(72)
-async def test_a_message_that_was_stored_elsewhere_and_never_read_leaves_the_journal_readable(
+async def test_an_unread_message_in_another_store_leaves_the_journal_readable(
     drive: Drive,
 ) -> None:
     async with drive([ECHO]) as thread:
@@ -311,14 +311,14 @@ async def test_a_message_that_was_stored_elsewhere_and_never_read_leaves_the_jou
         assert said == ["first", "heard first", "[this message was never stored]"]
 
 
-async def test_text_that_is_no_utf8_is_mended(drive: Drive) -> None:
+async def test_invalid_utf8_is_replaced(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask("first")
         assert await thread.ask("caf\udce9") == "heard caf?"
         await is_usable(thread)
 
 
-async def test_a_thread_that_has_ended_takes_no_message(drive: Drive) -> None:
+async def test_an_ended_thread_refuses_messages(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask("hello")
         await thread.stop()
@@ -334,7 +334,7 @@ async def test_a_thread_that_has_ended_takes_no_message(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(50)
-async def test_updates_and_signals_that_make_no_sense_harm_nobody(drive: Drive) -> None:
+async def test_malformed_updates_and_signals_are_harmless(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask("first")
         updates: list[tuple[str, Any]] = [
@@ -365,7 +365,7 @@ async def test_updates_and_signals_that_make_no_sense_harm_nobody(drive: Drive) 
         await is_usable(thread)
 
 
-async def test_a_message_that_is_sent_twice_under_one_id_is_one_message(drive: Drive) -> None:
+async def test_a_message_sent_twice_under_one_id_is_one_message(drive: Drive) -> None:
     async with drive([ECHO], Policy(run_events_max=50)) as thread:
         message = SendMessage(text="once", id="order-7")
         assert await thread.handle.execute_update("send", message) == 1

@@ -80,7 +80,7 @@ async def test_a_loop_through_a_worker_stores_less_than_it_sends(
     assert report.notes == []
 
 
-async def test_a_loop_that_takes_too_long_is_measured_where_it_is(
+async def test_an_overlong_loop_is_measured_up_to_its_time_limit(
     server: TemporalServer, tmp_path: Path
 ) -> None:
     size = stored_bytes.Size(steps=(1000,), round_steps=3, seconds_max=0.1, judged=True)
@@ -92,7 +92,7 @@ async def test_a_loop_that_takes_too_long_is_measured_where_it_is(
     assert "stopped at step 3" in report.notes[0]
 
 
-def test_a_bound_that_does_not_hold_is_named_and_fails_the_run(tmp_path: Path) -> None:
+def test_a_broken_bound_is_named_and_fails_the_benchmark(tmp_path: Path) -> None:
     report = Report("a part")
     report.add("kept", 5, "bytes", most=10)
     assert finish({}, [report]) == 0

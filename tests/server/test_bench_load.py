@@ -9,7 +9,7 @@ from everlong.embedded import TemporalServer
 
 
 @pytest.mark.full
-async def test_threads_at_once_all_answer_before_and_after_a_kill(
+async def test_concurrent_threads_all_answer_before_and_after_a_kill(
     server: TemporalServer, tmp_path: Path
 ) -> None:
     load, pair, storm = await measure(server, tmp_path, threads=12, steps=2, turns=1)

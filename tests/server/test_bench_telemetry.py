@@ -33,7 +33,7 @@ async def test_a_resume_span_begins_with_the_task_and_ends_before_its_end_is_see
         assert cells["blobs"] == QUICK.messages
 
 
-async def test_what_telemetry_costs_is_measured_on_steps_that_were_exported(
+async def test_the_telemetry_bench_measures_exported_steps(
     server: TemporalServer, tmp_path: Path
 ) -> None:
     steps = scaled(4, QUICK.steps)

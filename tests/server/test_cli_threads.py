@@ -80,7 +80,7 @@ async def pending_id(cli: Cli, thread_id: str) -> str:
     return approval["id"]
 
 
-async def test_a_thread_is_talked_to_and_looked_at(
+async def test_the_cli_sends_messages_and_shows_the_thread(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_cli(server, tmp_path) as cli:
@@ -109,7 +109,7 @@ async def test_a_thread_is_talked_to_and_looked_at(
             assert f"has no entries from {wanted[1]}" in told
 
 
-async def test_a_journal_is_printed_as_it_is_read(
+async def test_the_cli_prints_a_journal_while_reading_it(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everlong.cli.threads._WHOLE_ENTRIES", 2)
@@ -134,7 +134,7 @@ async def test_a_journal_is_printed_as_it_is_read(
         assert ranges[3:] == [(1, 2), (3, 4), (5, 5)]
 
 
-async def test_arguments_that_wait_for_a_person_are_seen_whole(
+async def test_the_cli_shows_pending_arguments_whole(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     name = "api-" + "é\x1b" * 6000 + "-end"
@@ -156,7 +156,9 @@ async def test_arguments_that_wait_for_a_person_are_seen_whole(
                 await arguments_of(cli.threads.client, packs, thread_id, gone)
 
 
-async def test_people_decide(server: TemporalServer, tmp_path: Path, thread_id: str) -> None:
+async def test_the_cli_approves_and_denies(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
     async with open_cli(server, tmp_path) as cli:
         await cli("send", thread_id, "restart api", "--agent", "ops", "--no-wait")
         name = await pending_id(cli, thread_id)
@@ -181,7 +183,7 @@ async def test_people_decide(server: TemporalServer, tmp_path: Path, thread_id: 
         assert "denied by bob: not now" in await cli("journal", thread_id)
 
 
-async def test_a_thread_is_limited_paused_compacted_and_stopped(
+async def test_the_cli_limits_pauses_compacts_and_stops(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_cli(server, tmp_path) as cli:
@@ -207,7 +209,7 @@ async def test_a_thread_is_limited_paused_compacted_and_stopped(
         assert "configure cost_usd_max=none steps_max=500 by ann" in listed
 
 
-async def test_the_past_is_looked_at_and_forked(
+async def test_the_cli_shows_past_states_and_forks(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_cli(server, tmp_path) as cli:
@@ -251,7 +253,7 @@ def everlong(
     )
 
 
-def test_an_unknown_thread_is_a_message_and_an_exit_code(
+def test_an_unknown_thread_gets_a_message_and_an_exit_code(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     result = everlong(server, tmp_path, "fork", thread_id, "1", "new")

@@ -127,7 +127,7 @@ def shown(result: subprocess.CompletedProcess[str]) -> Iterator[object]:
 
 
 @pytest.mark.guarantee(89)
-async def test_temporals_cli_shows_what_is_in_the_store_to_who_has_the_token(
+async def test_temporals_cli_with_the_token_shows_stored_values(
     server: TemporalServer, store: BlobStore, store_url: str, thread_id: str, tmp_path: Path
 ) -> None:
     await swap(server.address, store, thread_id)
@@ -150,7 +150,7 @@ async def test_temporals_cli_shows_what_is_in_the_store_to_who_has_the_token(
     assert TOKEN not in log.read_text()
 
 
-async def test_the_codec_servers_log_names_what_is_missing(
+async def test_the_codec_servers_log_names_missing_objects(
     server: TemporalServer, store: BlobStore, store_url: str, thread_id: str, tmp_path: Path
 ) -> None:
     await swap(server.address, store, thread_id)
@@ -164,7 +164,7 @@ async def test_the_codec_servers_log_names_what_is_missing(
 
 
 @pytest.mark.guarantee(89)
-async def test_what_temporals_cli_starts_a_workflow_with_reaches_it_through_the_store(
+async def test_inputs_of_temporals_cli_reach_a_workflow_through_the_store(
     server: TemporalServer, store: BlobStore, store_url: str, thread_id: str, tmp_path: Path
 ) -> None:
     given = tmp_path / "input.json"

@@ -73,7 +73,7 @@ async def ask_while_nobody_works(client: Client, name: str) -> None:
 
 
 @pytest.mark.guarantee(38)
-async def test_a_query_on_a_cold_worker_does_not_run_ahead_of_a_task(
+async def test_a_query_on_a_cold_worker_does_not_run_ahead_of_its_task(
     server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noticed = []

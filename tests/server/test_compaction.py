@@ -36,7 +36,7 @@ class Watched:
 
 
 @pytest.mark.guarantee(59)
-async def test_an_agent_that_compacts_goes_on_and_its_context_stays_small(drive: Drive) -> None:
+async def test_a_compacting_agent_continues_with_a_small_context(drive: Drive) -> None:
     watched = Watched(30)
     async with drive([watched.agent()], SMALL) as thread:
         assert await thread.ask("read all pages") == pages_answer(30)
@@ -59,7 +59,7 @@ async def test_an_agent_that_compacts_goes_on_and_its_context_stays_small(drive:
 
 
 @pytest.mark.guarantee(59)
-async def test_compaction_goes_on_across_rolls_and_workers_that_forget(drive: Drive) -> None:
+async def test_compaction_continues_across_rolls_and_cold_workers(drive: Drive) -> None:
     policy = SMALL.with_changes({"run_events_max": 50})
     async with drive([reading_agent(14)], policy, max_cached_workflows=0) as thread:
         assert await thread.ask() == pages_answer(14)
@@ -69,7 +69,7 @@ async def test_compaction_goes_on_across_rolls_and_workers_that_forget(drive: Dr
         assert await thread.tool_results() == [workload.result(page) for page in range(14)]
 
 
-async def test_what_the_provider_counts_wants_a_compaction_too(drive: Drive) -> None:
+async def test_token_counts_of_the_provider_trigger_a_compaction(drive: Drive) -> None:
     def script(turn: Sequence[Message]) -> Reply:
         page = calls_done(turn)
         if page < 6:
@@ -105,7 +105,7 @@ def summing_up(sums: list[str], fails: bool) -> Agent:
 
 @pytest.mark.guarantee(59)
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_models_summary_is_used_and_one_that_fails_is_done_without(
+async def test_a_failed_model_summary_falls_back_to_the_built_in_one(
     drive: Drive, fails: bool
 ) -> None:
     sums: list[str] = []
@@ -121,7 +121,7 @@ async def test_a_models_summary_is_used_and_one_that_fails_is_done_without(
         assert compacted
 
 
-async def test_a_summary_that_is_far_too_long_does_not_break_the_budget(drive: Drive) -> None:
+async def test_an_overlong_summary_stays_within_the_budget(drive: Drive) -> None:
     class Wordy:
         async def reply(
             self, instructions: str, messages: Sequence[Message], tools: Sequence[object]
@@ -157,7 +157,7 @@ def refusing(times: int, calls: list[int]) -> Agent:
 
 
 @pytest.mark.guarantee(59)
-async def test_a_context_that_the_provider_refuses_is_compacted_and_tried_again(
+async def test_a_refused_context_is_compacted_and_retried(
     drive: Drive,
 ) -> None:
     calls: list[int] = []
@@ -171,7 +171,7 @@ async def test_a_context_that_the_provider_refuses_is_compacted_and_tried_again(
 
 
 @pytest.mark.guarantee(59)
-async def test_a_context_that_is_refused_whatever_its_size_ends_the_turn(drive: Drive) -> None:
+async def test_a_context_refused_at_any_size_ends_the_turn(drive: Drive) -> None:
     calls: list[int] = []
     policy = Policy(compact_to_bytes=4 * limits.KIB)
     async with drive([refusing(1000, calls)], policy) as thread:
@@ -181,7 +181,7 @@ async def test_a_context_that_is_refused_whatever_its_size_ends_the_turn(drive: 
 
 
 @pytest.mark.guarantee(59)
-async def test_an_answer_that_is_too_long_for_the_next_turn_is_compacted(drive: Drive) -> None:
+async def test_an_answer_too_long_for_the_next_turn_is_compacted(drive: Drive) -> None:
     def script(context: Sequence[Message]) -> Reply:
         if sum(len(message.text) for message in context) > 20_000:
             raise ModelRefused("400: maximum context length", context_too_large=True)
@@ -194,7 +194,7 @@ async def test_an_answer_that_is_too_long_for_the_next_turn_is_compacted(drive: 
         assert (await thread.status()).counters.compactions == 1
 
 
-async def test_a_thread_that_only_talks_is_compacted_too(drive: Drive) -> None:
+async def test_a_thread_without_tool_calls_is_compacted_too(drive: Drive) -> None:
     def script(context: Sequence[Message]) -> Reply:
         spoken = [message for message in context if message.role == "user"]
         return Reply(text=f"I read {len(context)}, last {spoken[-1].text[:9]}. " + "ok " * 700)

@@ -73,7 +73,7 @@ async def history_bytes(handle: WorkflowHandle[Any, Any]) -> int:
     "value", [letters("converters"), noise("converters")], ids=["text", "bytes"]
 )
 @pytest.mark.parametrize("name", CONVERTERS)
-async def test_other_converters_and_codecs_keep_their_place(
+async def test_other_converters_and_codecs_stay_in_order(
     server: TemporalServer, thread_id: str, name: str, value: Value
 ) -> None:
     store = CountingStore()
@@ -139,7 +139,7 @@ async def test_pydantic_models_are_offloaded_and_come_back(
 
 
 @pytest.mark.guarantee(20)
-async def test_with_keys_nothing_is_readable_and_a_rotation_keeps_all(
+async def test_keys_hide_all_values_and_a_rotation_keeps_them_readable(
     server: TemporalServer, thread_id: str
 ) -> None:
     store = CountingStore()

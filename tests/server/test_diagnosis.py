@@ -120,7 +120,7 @@ async def test_a_worker_with_other_keys_is_named(
 
 
 @pytest.mark.usefixtures("short_looks")
-async def test_a_caller_is_told_once_and_answered_once_the_keys_agree(
+async def test_a_caller_is_notified_once_and_answered_after_the_keys_agree(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client = await connect(server, store, {"first": KEY_1})
@@ -179,7 +179,7 @@ async def test_a_worker_with_another_store_is_named(
     )
 
 
-async def test_an_answer_in_another_store_sends_to_the_doctor(
+async def test_the_error_for_an_answer_in_another_store_names_the_doctor(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client = await connect(server, store)
@@ -194,7 +194,7 @@ async def test_an_answer_in_another_store_sends_to_the_doctor(
 
 
 @pytest.mark.guarantee(44)
-async def test_an_agent_that_no_worker_has_is_named_with_those_there_are(
+async def test_an_unknown_agent_is_named_with_the_known_ones(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client = await connect(server, store, agents=[reading_agent(1), reading_agent(1, "deploy")])
@@ -223,7 +223,7 @@ async def test_a_task_queue_without_workers_is_named(
 
 
 @pytest.mark.usefixtures("short_looks")
-async def test_a_thread_whose_worker_is_gone_is_not_called_busy_without_end(
+async def test_a_thread_without_its_worker_is_not_called_busy_for_ever(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """An idle thread has no pending task: a message to it is an update that no worker takes."""
@@ -327,7 +327,7 @@ async def test_a_worker_without_a_slot_for_workflow_tasks_is_busy_and_not_missin
 
 
 @pytest.mark.usefixtures("short_looks")
-async def test_a_thread_at_work_is_not_diagnosed(
+async def test_a_working_thread_is_not_diagnosed(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     agent = Agent(name="ops", model=ScriptedModel(slow_script), tools=[slow])
@@ -348,7 +348,7 @@ class Theirs:
 
 
 @pytest.mark.guarantee(44)
-async def test_a_worker_without_the_plugin_is_recognised_by_what_it_says(
+async def test_a_worker_without_the_plugin_is_recognised_by_its_failure(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client = await connect(server, store)
@@ -405,7 +405,7 @@ async def test_a_diagnosis_takes_four_calls_at_most(
     assert len(counting.calls) <= 4
 
 
-def test_the_command_says_it_on_standard_error(
+def test_the_command_prints_the_diagnosis_on_standard_error(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     process = subprocess.Popen(

@@ -69,7 +69,7 @@ async def examined(client: Client, plugin: EverlongPlugin, task_queue: str) -> d
     return {each.check: each for each in found}
 
 
-async def test_all_is_well_and_nothing_is_left_behind(
+async def test_a_healthy_setup_passes_and_leaves_nothing(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client, plugin = await connect(server, store, FIRST)
@@ -98,7 +98,7 @@ async def test_all_is_well_and_nothing_is_left_behind(
     [(FIRST, {"second": KEY_2}), (FIRST, {"first": KEY_2}), (FIRST, None), (None, FIRST)],
     ids=["other", "same-id", "none-there", "none-here"],
 )
-async def test_a_worker_with_other_keys_is_told_of_and_does_not_hang(
+async def test_a_worker_with_other_keys_is_reported_without_a_hang(
     server: TemporalServer, store: BlobStore, thread_id: str, here: Keys, there: Keys
 ) -> None:
     client, plugin = await connect(server, store, here)
@@ -120,7 +120,7 @@ async def test_a_worker_with_other_keys_is_told_of_and_does_not_hang(
     assert [info async for info in store.list("")] == []
 
 
-async def test_a_key_that_only_reads_is_no_fault(
+async def test_a_read_only_key_is_no_fault(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client, plugin = await connect(server, store, {"first": KEY_1, "second": KEY_2})
@@ -131,7 +131,7 @@ async def test_a_key_that_only_reads_is_no_fault(
     assert "keys second (writes), first" in found["worker it"].text
 
 
-async def test_a_worker_with_another_store_is_told_of(
+async def test_a_worker_with_another_store_is_reported(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client, plugin = await connect(server, store)
@@ -144,7 +144,7 @@ async def test_a_worker_with_another_store_is_told_of(
     assert [info async for info in other.list("")] == []
 
 
-async def test_a_worker_that_knows_no_doctor_is_told_of_and_the_probe_ends(
+async def test_a_worker_without_the_doctor_workflow_is_reported_and_the_probe_ends(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client, plugin = await connect(server, store)
@@ -186,7 +186,7 @@ def everlong(
     )
 
 
-def test_the_command_says_that_there_is_no_worker(
+def test_the_command_reports_a_missing_worker(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     result = everlong(server, tmp_path, "doctor", EVERLONG_TASK_QUEUE=thread_id)
@@ -197,7 +197,7 @@ def test_the_command_says_that_there_is_no_worker(
     assert lines[-1] == "8 checks: 7 ok, 1 warning"
 
 
-def test_what_cannot_be_opened_fails_and_the_rest_is_checked(
+def test_a_part_that_cannot_be_opened_fails_and_the_rest_is_checked(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     (tmp_path / "blobs").write_text("not a directory")
@@ -225,7 +225,7 @@ async def new_namespace(server: TemporalServer) -> Client:
     return client
 
 
-async def test_setup_adds_what_is_missing_once(server: TemporalServer, tmp_path: Path) -> None:
+async def test_setup_adds_missing_attributes_once(server: TemporalServer, tmp_path: Path) -> None:
     client = await new_namespace(server)
     env = {"TEMPORAL_NAMESPACE": client.namespace, "EVERLONG_STORE": ""}
     first = everlong(server, tmp_path, "setup", **env)

@@ -140,7 +140,7 @@ async def finish(handle: WorkflowHandle[Any, Any]) -> Any:
         pytest.param(Loop(46, 60_000, wait_at=36), id="a list over the payload limit"),
     ],
 )
-async def test_a_loop_that_holds_refs_survives_the_way_back(fleet: Fleet, loop: Loop) -> None:
+async def test_a_loop_with_refs_survives_the_rollback(fleet: Fleet, loop: Loop) -> None:
     handle = await fleet.start("write", ListLoop.run, loop)
     async with fleet.worker("write"):
         await reach(handle, loop.wait_at)
@@ -161,7 +161,7 @@ class ForeignRunner(UnsandboxedWorkflowRunner):
     """A team's own runner, which gets no activation hook."""
 
 
-async def test_a_loop_survives_the_way_back_without_an_activation_hook(fleet: Fleet) -> None:
+async def test_a_loop_survives_the_rollback_without_an_activation_hook(fleet: Fleet) -> None:
     # Plain, the list of the next step is over the server's 2 MB for a payload.
     loop = Loop(38, 60_000, wait_at=36)
     handle = await fleet.start("write", ListLoop.run, loop)
@@ -276,7 +276,7 @@ async def test_a_child_of_a_draining_run_holds_no_ref_but_its_result(fleet: Flee
         pytest.param(90_000, 3, False, id="too large"),
     ],
 )
-async def test_the_next_run_is_plain_if_what_it_starts_with_is_small(
+async def test_the_next_run_is_plain_if_its_input_is_small(
     fleet: Fleet, first_bytes: int, steps: int, drained: bool
 ) -> None:
     first = noise("first", first_bytes)

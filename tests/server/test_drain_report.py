@@ -81,7 +81,7 @@ async def namespace(server: TemporalServer, thread_id: str) -> Namespace:
 
 
 @pytest.mark.guarantee(33)
-async def test_runs_are_counted_by_what_they_hold_until_none_is_open(namespace: Namespace) -> None:
+async def test_open_runs_are_counted_by_the_refs_that_they_hold(namespace: Namespace) -> None:
     for name in VALUES:
         await namespace.start(name)
     found = await namespace.report(3, 0)
@@ -102,7 +102,7 @@ async def test_runs_are_counted_by_what_they_hold_until_none_is_open(namespace: 
     assert "until they expire" in text
 
 
-async def test_a_count_may_be_bounded_and_says_so(namespace: Namespace) -> None:
+async def test_a_bounded_count_says_so(namespace: Namespace) -> None:
     for name in VALUES:
         await namespace.start(name)
     await namespace.report(3, 0)
@@ -137,7 +137,7 @@ async def test_a_schedule_that_hands_out_refs_is_not_drained(
         await handle.delete()
 
 
-async def test_a_query_that_the_server_refuses_is_named(namespace: Namespace) -> None:
+async def test_a_count_query_that_the_server_refuses_is_named(namespace: Namespace) -> None:
     with pytest.raises(ConfigError, match="rejects this query"):
         await count_holdings(namespace.client, query="NoSuchThing = 1")
 

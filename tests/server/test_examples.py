@@ -31,9 +31,7 @@ async def test_the_quickstart_answers(
 
 
 @pytest.mark.guarantee(78)
-async def test_a_thread_can_be_a_part_of_a_teams_own_workflow(
-    server: TemporalServer, tmp_path: Path
-) -> None:
+async def test_a_team_workflow_can_embed_a_thread(server: TemporalServer, tmp_path: Path) -> None:
     ended = await own_thread.main(server.address, tmp_path.as_uri())
     nights, runs = re.fullmatch(r"(\d+) nights in (\d+) runs", ended).groups()  # type: ignore[union-attr]
     assert int(nights) == own_thread.NIGHTS

@@ -188,7 +188,7 @@ async def test_many_offloaded_results_behind_a_slow_store_resume_within_a_task(
     assert not any(event.HasField("workflow_task_timed_out_event_attributes") for event in events)
 
 
-async def test_a_plain_client_reads_nothing_of_it_without_the_plugin(
+async def test_a_client_without_the_plugin_reads_no_value(
     server: TemporalServer, thread_id: str
 ) -> None:
     """A control: the payloads really are elsewhere."""

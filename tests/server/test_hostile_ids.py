@@ -220,7 +220,7 @@ NEW = [" ", "\u2028", "\u202egnp", "a\nb2", "\ufffd", "\u3164"]
 
 
 @pytest.mark.guarantee(103)
-async def test_no_door_starts_a_thread_under_an_odd_id(
+async def test_no_entry_point_starts_a_thread_under_an_odd_id(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed_agent()) as threads:

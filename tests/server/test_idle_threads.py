@@ -46,7 +46,7 @@ def payer(pages: int = 5) -> Agent:
 
 
 @pytest.mark.guarantee(54)
-async def test_a_thread_that_is_approved_later_goes_on_from_a_handful_of_events(
+async def test_a_thread_approved_later_resumes_from_a_few_events(
     drive: Drive,
 ) -> None:
     async with drive([payer()], IDLE, max_cached_workflows=0) as thread:
@@ -68,7 +68,7 @@ async def test_a_thread_that_is_approved_later_goes_on_from_a_handful_of_events(
 
 
 @pytest.mark.guarantee(54)
-async def test_a_thread_that_is_written_to_later_goes_on_from_a_handful_of_events(
+async def test_a_thread_messaged_later_resumes_from_a_few_events(
     drive: Drive,
 ) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
@@ -81,7 +81,7 @@ async def test_a_thread_that_is_written_to_later_goes_on_from_a_handful_of_event
 
 
 @pytest.mark.guarantee(54)
-async def test_an_idle_thread_does_not_roll_again_and_again(drive: Drive) -> None:
+async def test_an_idle_thread_rolls_once(drive: Drive) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.ask()
         await rested(thread)
@@ -91,7 +91,7 @@ async def test_an_idle_thread_does_not_roll_again_and_again(drive: Drive) -> Non
         assert await events(thread) <= REPLAYED_EVENTS_MAX
 
 
-async def test_a_thread_that_has_never_been_spoken_to_just_waits(drive: Drive) -> None:
+async def test_a_thread_without_a_message_waits(drive: Drive) -> None:
     async with drive([reading_agent(1)], IDLE) as thread:
         await asyncio.sleep(2.5)
         assert (await thread.status()).counters.runs == 1
@@ -100,7 +100,7 @@ async def test_a_thread_that_has_never_been_spoken_to_just_waits(drive: Drive) -
 
 
 @pytest.mark.guarantee(61)
-async def test_facts_expire_while_a_thread_is_idle_and_it_does_not_roll_for_ever(
+async def test_facts_expire_in_an_idle_thread_without_endless_rolls(
     drive: Drive,
 ) -> None:
     day = 86_400.0
@@ -132,7 +132,7 @@ async def test_facts_expire_while_a_thread_is_idle_and_it_does_not_roll_for_ever
 
 
 @pytest.mark.guarantee(54)
-async def test_a_deadline_is_kept_by_a_thread_that_rests(drive: Drive) -> None:
+async def test_an_idle_thread_keeps_a_deadline(drive: Drive) -> None:
     spend = tool(needs_approval=True, deadline_seconds=3.0)(pay.function)
     agent = Agent(name="ops", model=call_then_answer(call(0, "pay", euros=1)), tools=[spend])
     async with drive([agent], IDLE) as thread:
@@ -148,7 +148,7 @@ async def test_a_deadline_is_kept_by_a_thread_that_rests(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(54)
-async def test_a_paused_thread_with_messages_that_wait_rests_too(drive: Drive) -> None:
+async def test_a_paused_thread_with_unread_messages_becomes_idle_too(drive: Drive) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.send()
         await thread.until(lambda status: status.counters.tool_calls >= 1)
@@ -166,7 +166,7 @@ async def test_a_paused_thread_with_messages_that_wait_rests_too(drive: Drive) -
         assert [await thread.answer(n) for n in (1, 2)] == [pages_answer(4)] * 2
 
 
-async def test_an_idle_time_that_is_configured_holds_for_a_thread_that_waits(drive: Drive) -> None:
+async def test_a_configured_idle_time_applies_to_a_waiting_thread(drive: Drive) -> None:
     async with drive([reading_agent(4)], Policy(idle_seconds=3600)) as thread:
         await thread.ask()
         await thread.configure(idle_seconds=0.5)
@@ -175,7 +175,7 @@ async def test_an_idle_time_that_is_configured_holds_for_a_thread_that_waits(dri
 
 
 @pytest.mark.guarantee(54)
-async def test_a_thread_that_rested_in_the_middle_of_a_turn_rests_again_after_it(
+async def test_a_thread_that_idled_within_a_turn_idles_again_after_it(
     drive: Drive,
 ) -> None:
     async with drive([reading_agent(8)], IDLE) as thread:

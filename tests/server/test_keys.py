@@ -18,7 +18,7 @@ from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.support.scripted_agents import reading_agent
 
 
-async def test_a_thread_whose_key_is_missing_says_so_and_goes_on_with_it(
+async def test_a_thread_reports_a_missing_key_and_continues_with_it(
     server: TemporalServer, thread_id: str
 ) -> None:
     store, agent = MemoryBlobStore(), reading_agent(2)

@@ -47,7 +47,7 @@ def ids(pages: list[ThreadPage]) -> list[str]:
 
 
 @pytest.mark.guarantee(96)
-async def test_a_real_server_lists_finds_and_counts_as_memory_does(
+async def test_a_real_server_lists_finds_and_counts_like_the_memory_list(
     server: TemporalServer, store: BlobStore
 ) -> None:
     client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])

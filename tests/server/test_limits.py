@@ -95,7 +95,7 @@ CASES: list[Any] = [
 @pytest.mark.parametrize(
     ("limit", "bound", "agent", "raised", "value"), CASES, ids=[case[0] for case in CASES]
 )
-async def test_a_thread_that_reaches_a_limit_pauses_says_so_and_goes_on_once_it_is_raised(
+async def test_a_thread_pauses_at_a_limit_and_continues_once_it_is_raised(
     drive: Drive, limit: str, bound: float, agent: Agent, raised: dict[str, Any], value: float
 ) -> None:
     async with drive([agent], Policy(**{limit: bound})) as thread:  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def said(status: ThreadStatus) -> Any:
 
 
 @pytest.mark.guarantee(69)
-async def test_failed_turns_in_a_row_pause_and_an_answer_begins_anew(
+async def test_consecutive_failed_turns_pause_and_an_answer_resets_the_count(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def script(turn: Sequence[Message]) -> Reply:
@@ -147,7 +147,7 @@ async def test_failed_turns_in_a_row_pause_and_an_answer_begins_anew(
         assert await thread.answer(7) == "fine"
 
 
-async def test_a_context_that_cannot_be_shortened_pauses(drive: Drive) -> None:
+async def test_a_context_that_cannot_be_shortened_pauses_the_thread(drive: Drive) -> None:
     """What belongs to a step under way stays as it is: here, calls with long arguments."""
 
     @tool
@@ -169,7 +169,7 @@ async def test_a_context_that_cannot_be_shortened_pauses(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(68)
-async def test_a_context_that_compaction_can_shorten_is_shortened_before_it_is_a_limit(
+async def test_compaction_shortens_a_context_before_its_limit_is_reached(
     drive: Drive,
 ) -> None:
     policy = Policy(context_bytes_max=16 * limits.KIB, compact_to_bytes=4 * limits.KIB)
@@ -179,7 +179,7 @@ async def test_a_context_that_compaction_can_shorten_is_shortened_before_it_is_a
 
 
 @pytest.mark.guarantee(68)
-async def test_a_bound_of_the_context_that_is_lowered_leads_to_a_compaction_first(
+async def test_a_lowered_context_bound_compacts_first(
     drive: Drive,
 ) -> None:
     async with drive([reading_agent(8)], Policy()) as thread:
@@ -198,9 +198,7 @@ async def test_a_bound_of_the_context_that_is_lowered_leads_to_a_compaction_firs
 
 @pytest.mark.guarantee(68)
 @pytest.mark.parametrize("action", ["stop", "archive"])
-async def test_a_limit_can_end_a_thread_for_a_reason_that_is_seen_everywhere(
-    drive: Drive, action: Any
-) -> None:
+async def test_a_limit_can_end_a_thread_with_a_visible_reason(drive: Drive, action: Any) -> None:
     async with drive([costly()], Policy(steps_max=3, on_limit=action)) as thread:
         await thread.send("first")
         await thread.send("never read")
@@ -243,7 +241,7 @@ async def test_each_limit_may_have_an_action_of_its_own(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(70)
-async def test_a_turn_that_reaches_its_bound_ends_and_the_thread_goes_on(drive: Drive) -> None:
+async def test_a_turn_ends_at_its_bound_and_the_thread_continues(drive: Drive) -> None:
     async with drive([costly(20)], Policy(turn_steps_max=4)) as thread:
         for number in (1, 2):
             assert await thread.ask() == "the turn reached 4 model calls"
@@ -252,7 +250,7 @@ async def test_a_turn_that_reaches_its_bound_ends_and_the_thread_goes_on(drive: 
 
 
 @pytest.mark.guarantee(68)
-async def test_a_runaway_is_stopped_by_the_money_that_it_may_cost(drive: Drive) -> None:
+async def test_a_cost_limit_stops_a_runaway_thread(drive: Drive) -> None:
     policy = Policy(cost_usd_max=1.0, on_limit="stop", run_events_max=50)
     async with drive([costly(10_000)], policy) as thread:
         await thread.send()

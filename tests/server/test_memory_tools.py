@@ -77,7 +77,7 @@ async def test_a_fact_is_in_every_context_from_then_on_until_it_is_forgotten(
 
 
 @pytest.mark.guarantee(61)
-async def test_a_fact_survives_compactions_word_by_word(drive: Drive) -> None:
+async def test_a_fact_survives_compactions_verbatim(drive: Drive) -> None:
     text = "Übermorgen, 12:30 \U0001f600: 'the key' = \"a\\b\"; 50% off"
     async with drive([obedient(noise)], Policy(compact_to_bytes=3 * limits.KIB)) as thread:
         await do(thread, "remember", key="odd one", text=text)
@@ -110,7 +110,9 @@ async def test_a_fact_expires(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(61)
-async def test_the_least_important_facts_go_first_and_the_model_is_told(drive: Drive) -> None:
+async def test_the_least_important_facts_are_evicted_first_and_the_model_reads_it(
+    drive: Drive,
+) -> None:
     async with drive([obedient()], Policy(memory_facts_max=3)) as thread:
         for key, importance in (("a", 3), ("b", 1), ("c", 5)):
             await do(thread, "remember", key=key, text=f"fact {key}", importance=importance)
@@ -155,7 +157,7 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
 ]
 
 
-async def test_what_cannot_be_done_is_told_to_the_model(drive: Drive) -> None:
+async def test_the_model_reads_why_a_memory_tool_failed(drive: Drive) -> None:
     async with drive([obedient()]) as thread:
         said = await thread.ask(json.dumps([(name, arguments) for name, arguments, _ in WRONG]))
         told = [text.lower() for text in await thread.tool_results()]
@@ -202,7 +204,7 @@ async def test_recall_finds_the_original_behind_a_shortened_result(drive: Drive)
         assert str(len(whole)) in beyond
 
 
-async def test_recall_lists_a_range_and_says_what_does_not_match(drive: Drive) -> None:
+async def test_recall_lists_a_range_and_reports_a_missing_match(drive: Drive) -> None:
     async with drive([obedient(noise)]) as thread:
         for number in range(3):
             await do(thread, "noise", number=number)
@@ -219,7 +221,7 @@ async def test_recall_lists_a_range_and_says_what_does_not_match(drive: Drive) -
 
 
 @pytest.mark.guarantee(59)
-async def test_recall_opens_what_was_compacted_away_and_notes_too(drive: Drive) -> None:
+async def test_recall_opens_compacted_entries_and_notes(drive: Drive) -> None:
     async with drive([obedient(noise)], Policy(compact_to_bytes=2 * limits.KIB)) as thread:
         await do(thread, "noise", number=5)
         await do(thread, "remember", key="k", text="a fact")

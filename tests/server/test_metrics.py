@@ -63,7 +63,7 @@ async def got(url: str, done: Callable[[str], bool], seconds_max: float = 20.0) 
     raise AssertionError(text)
 
 
-async def test_metrics_of_core_and_ours_are_on_one_endpoint(
+async def test_core_and_everlong_metrics_share_one_endpoint(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     providers = open_providers(
@@ -120,7 +120,7 @@ async def settled(client: Client) -> FleetFigures:
     raise AssertionError(fleet)
 
 
-async def test_all_threads_are_counted_without_asking_them(drive: Drive) -> None:
+async def test_all_threads_are_counted_without_queries(drive: Drive) -> None:
     agent = Agent(name="ops", model=call_then_answer(call(0, "pay"), call(1, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         before = await settled(thread.threads.client)

@@ -139,7 +139,7 @@ async def test_with_a_shared_store_large_values_are_offloaded(
     assert sum(event.ByteSize() for event in history.events) < 20_000
 
 
-def test_the_error_is_one_of_the_store() -> None:
+def test_an_unreadable_nexus_value_raises_a_store_error() -> None:
     assert issubclass(PayloadTooLarge, StoreError)
 
 
@@ -158,7 +158,7 @@ async def test_a_too_large_input_fails_the_task_and_not_the_workflow(
 
 
 @pytest.mark.guarantee(34)
-async def test_a_too_large_result_is_tried_again_by_the_server(
+async def test_the_server_retries_a_too_large_result(
     server: TemporalServer, thread_id: str
 ) -> None:
     stores = CountingStore(), CountingStore()

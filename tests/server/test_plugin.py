@@ -113,7 +113,7 @@ class Marking(PayloadCodec):
         return [Payload.FromString(payload.data) for payload in payloads]
 
 
-async def test_another_codec_keeps_its_place_inside_ours(
+async def test_another_codec_stays_inside_everlongs(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     converter = dataclasses.replace(DataConverter.default, payload_codec=Marking())
@@ -141,7 +141,7 @@ async def test_histories_from_before_the_plugin_are_still_read(
 
 
 @pytest.mark.guarantee(24)
-async def test_wrapping_twice_is_wrapping_once(server: TemporalServer) -> None:
+async def test_a_second_wrap_changes_nothing(server: TemporalServer) -> None:
     plugin = EverlongPlugin(store="memory:", agents=[AGENT])
     client = await Client.connect(server.address, plugins=[plugin])
     again = Client(**client.config(active_config=True))
@@ -165,7 +165,7 @@ async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: Temp
     assert len(config["activities"]) == 8
 
 
-async def test_a_teams_own_settings_win(server: TemporalServer) -> None:
+async def test_the_teams_own_settings_win(server: TemporalServer) -> None:
     plugin = EverlongPlugin(store="memory:", agents=[AGENT])
     client = await Client.connect(server.address, plugins=[plugin])
     config = Worker(
@@ -244,7 +244,7 @@ class Chain(Marking):
 
 
 @pytest.mark.guarantee(24)
-async def test_a_plugin_with_a_codec_of_its_own_comes_before(
+async def test_a_plugin_with_its_own_codec_comes_first(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     plugins: list[SimplePlugin] = [Encrypting(), EverlongPlugin(store=store)]
@@ -267,7 +267,7 @@ class TheirRunner(SandboxedWorkflowRunner):
         object.__setattr__(self, "secret", secret)
 
 
-async def test_a_runner_of_another_plugin_is_kept(
+async def test_the_workflow_runner_of_another_plugin_is_kept(
     server: TemporalServer, store: BlobStore, thread_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
@@ -294,7 +294,7 @@ async def test_two_plugins_with_two_stores_are_refused(server: TemporalServer) -
         await Client.connect(server.address, plugins=plugins)
 
 
-async def test_the_clean_up_of_a_worker_is_completed_and_cancels_no_caller(
+async def test_worker_cleanup_completes_and_cancels_no_caller(
     server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = asyncio.Event()

@@ -147,7 +147,7 @@ async def test_a_worker_closes_its_models_and_the_next_one_opens_them_again(
     assert len(provider.requests) == 2
 
 
-async def test_a_reply_that_makes_no_sense_is_asked_for_again(
+async def test_an_invalid_reply_is_requested_again(
     server: TemporalServer,
     store: BlobStore,
     thread_id: str,

@@ -38,7 +38,7 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
 
 
 @pytest.mark.guarantee(102)
-async def test_entries_are_read_with_no_worker_and_only_what_is_named(
+async def test_a_query_reads_only_named_columns_and_needs_no_worker(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -92,7 +92,7 @@ async def test_entries_are_read_with_no_worker_and_only_what_is_named(
         find_named_query("nothing")
 
 
-async def test_a_thread_that_is_too_new_to_be_listed_is_found_by_its_name(
+async def test_a_thread_too_new_to_be_listed_is_found_by_its_id(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -113,9 +113,7 @@ async def test_a_thread_that_is_too_new_to_be_listed_is_found_by_its_name(
         await run_query(client, packs, "from threads", threads=["nobody"])
 
 
-async def test_what_a_fork_has_from_another_thread_is_counted_once(
-    threads: Threads, thread_id: str
-) -> None:
+async def test_shared_entries_of_a_fork_are_counted_once(threads: Threads, thread_id: str) -> None:
     packs, client = PackStore(threads.store), threads.client
     forked, again, revived = (f"{thread_id}-{name}" for name in ("forked", "again", "revived"))
     queue = threads.task_queue
@@ -140,7 +138,7 @@ async def test_what_a_fork_has_from_another_thread_is_counted_once(
     assert (seqs[forked], seqs[again], seqs[revived]) == ([7, 8, 9], [10], [7])
 
 
-async def test_a_thread_that_was_terminated_is_said_to_be(threads: Threads, thread_id: str) -> None:
+async def test_a_terminated_thread_is_shown_as_terminated(threads: Threads, thread_id: str) -> None:
     packs, client = PackStore(threads.store), threads.client
     async with threads.worker():
         await threads.send(thread_id, "restart api", agent="ops")
@@ -161,7 +159,7 @@ async def test_a_thread_that_was_terminated_is_said_to_be(threads: Threads, thre
     assert row == (False, "terminated", 0, 0.0, "ops", 1)
 
 
-async def test_a_thread_that_was_freed_and_is_still_listed_is_read_from_its_archive(
+async def test_a_freed_thread_that_is_still_listed_is_read_from_its_archive(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -187,7 +185,7 @@ async def test_a_thread_that_was_freed_and_is_still_listed_is_read_from_its_arch
 
 
 @pytest.mark.guarantee(102)
-async def test_reading_ends_when_its_time_is_over_also_within_a_batch(
+async def test_reading_stops_at_its_time_limit_even_within_a_batch(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
@@ -211,7 +209,7 @@ async def test_reading_ends_when_its_time_is_over_also_within_a_batch(
     assert "1 s of reading are the most" in found.left_out[-1]
 
 
-async def test_a_query_clears_what_a_killed_one_left(
+async def test_a_query_removes_files_of_a_killed_one(
     threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -305,7 +305,7 @@ async def test_a_query_of_a_run_that_rolled_or_failed_writes_nothing(
 
 
 @pytest.mark.guarantee(28)
-async def test_a_workflow_goes_on_after_a_failed_task(
+async def test_a_workflow_continues_after_a_failed_task(
     server: TemporalServer, thread_id: str
 ) -> None:
     world = World(server.address, "alone", "sandboxed", f"queue-{thread_id}")
@@ -328,7 +328,7 @@ async def test_a_workflow_goes_on_after_a_failed_task(
 
 
 @pytest.mark.guarantee(28)
-async def test_a_workflow_that_was_reset_sends_what_it_sent_before(
+async def test_a_reset_workflow_sends_the_same_commands(
     server: TemporalServer, thread_id: str
 ) -> None:
     world = World(server.address, "alone", "sandboxed", f"queue-{thread_id}")

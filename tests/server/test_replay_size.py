@@ -108,7 +108,7 @@ async def outcome(handle: WorkflowHandle[Any, Any]) -> tuple[str, int]:
 
 @pytest.mark.guarantee(27)
 @pytest.mark.parametrize("cause", ["the server's clock has stepped back", "a wrong suspicion"])
-async def test_a_live_task_that_is_taken_for_a_replay_is_not_terminated(
+async def test_a_live_task_mistaken_for_a_replay_is_not_terminated(
     server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     noticed = RunAheadDetector.observe

@@ -164,7 +164,7 @@ class Fragile:
         return self._asked
 
 
-async def test_a_task_that_is_tried_again_says_so(
+async def test_the_span_of_a_retried_task_has_its_attempt(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     FAILURES.clear()

@@ -149,7 +149,7 @@ async def test_plain_and_reading_workers_take_turns(rollout: Rollout) -> None:
 
 
 @pytest.mark.guarantee(33)
-async def test_a_reading_worker_beside_a_writing_one(rollout: Rollout) -> None:
+async def test_reading_and_writing_workers_run_together(rollout: Rollout) -> None:
     """As while the second phase is rolled out: some processes write, all can read."""
     await rollout.start("read")
     async with rollout.worker("read"), rollout.worker("write"):
@@ -160,7 +160,7 @@ async def test_a_reading_worker_beside_a_writing_one(rollout: Rollout) -> None:
 
 
 @pytest.mark.parametrize("phase", ["read", "write"])
-async def test_what_was_written_before_is_read(
+async def test_a_reading_worker_reads_earlier_values(
     rollout: Rollout, phase: Literal["read", "write"]
 ) -> None:
     await rollout.start("plain")
@@ -177,7 +177,7 @@ async def test_what_was_written_before_is_read(
     assert rollout.store.puts == 0
 
 
-async def test_a_teams_own_codec_is_all_that_is_applied_in_read(
+async def test_mode_read_applies_only_the_teams_own_codec(
     server: TemporalServer, thread_id: str
 ) -> None:
     converter = dataclasses.replace(DataConverter.default, payload_codec=Xor())

@@ -95,7 +95,7 @@ async def test_a_hook_that_meets_messages_of_another_shape_fails_no_workflow(
     sdk_internals._off.clear()
 
 
-async def test_without_the_sdks_word_the_result_of_an_operation_stays_readable(
+async def test_an_operation_result_stays_readable_without_the_sdks_nexus_context(
     server: TemporalServer,
     thread_id: str,
     monkeypatch: pytest.MonkeyPatch,

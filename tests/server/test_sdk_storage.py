@@ -53,7 +53,7 @@ async def test_a_list_loop_runs_on_external_storage_and_is_deduplicated(
 
 
 @pytest.mark.guarantee(35)
-async def test_a_claim_that_is_not_ours_is_refused() -> None:
+async def test_a_foreign_claim_is_refused() -> None:
     driver = EverlongStorageDriver(CountingStore(), keys=KEYS)
     context = StorageDriverRetrieveContext()
     with pytest.raises(BlobCorrupt, match="holds no Everlong ref"):

@@ -62,7 +62,7 @@ def pay() -> str:
 
 
 @pytest.mark.guarantee(74)
-async def test_a_thread_is_found_by_agent_status_and_approvals_that_wait(drive: Drive) -> None:
+async def test_a_thread_is_found_by_agent_status_and_pending_approvals(drive: Drive) -> None:
     agent = Agent(name="ops", model=call_then_answer(call(0, "pay"), call(1, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         await thread.send()
@@ -77,7 +77,7 @@ async def test_a_thread_is_found_by_agent_status_and_approvals_that_wait(drive: 
         await says(thread, Status="active", PendingApprovals=0)
 
 
-async def test_a_pause_is_seen_and_by_whom(drive: Drive) -> None:
+async def test_search_attributes_show_a_pause_and_its_author(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask()
         await says(thread, Status="active", Reason="")
@@ -89,7 +89,7 @@ async def test_a_pause_is_seen_and_by_whom(drive: Drive) -> None:
         await says(thread, Status="stopped", Reason="")
 
 
-async def test_attributes_outlive_a_roll_and_are_not_written_again(drive: Drive) -> None:
+async def test_attributes_survive_a_roll_without_a_rewrite(drive: Drive) -> None:
     async with drive([reading_agent(12)], Policy(run_events_max=50)) as thread:
         await thread.ask()
         runs = (await thread.status()).counters.runs
@@ -147,7 +147,7 @@ async def test_a_thread_is_started_with_its_attributes_and_writes_its_size_when_
 
 
 @pytest.mark.guarantee(74)
-async def test_without_the_attributes_on_the_server_threads_run_all_the_same(
+async def test_threads_run_without_the_attributes_on_the_server(
     drive: Drive, monkeypatch: Any
 ) -> None:
     async def some(*_: object) -> list[str]:
@@ -192,9 +192,7 @@ async def test_a_worker_whose_first_calls_fail_writes_attributes_once_one_succee
     assert asked <= calls + 1, "once the answer is known, only the program that sends asks, once"
 
 
-async def test_attributes_that_are_added_later_need_no_new_worker(
-    drive: Drive, monkeypatch: Any
-) -> None:
+async def test_attributes_added_later_need_no_new_worker(drive: Drive, monkeypatch: Any) -> None:
     lacking = ["EverlongStatus"]
 
     async def missing(*_: object) -> list[str]:

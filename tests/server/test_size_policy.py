@@ -77,7 +77,7 @@ async def test_refused_updates_do_not_count_so_the_run_replays(
 
 
 @pytest.mark.guarantee(113)
-async def test_without_the_plugin_the_history_and_the_server_decide(
+async def test_history_and_server_decide_without_the_plugin(
     server: TemporalServer, thread_id: str
 ) -> None:
     client = await Client.connect(server.address)

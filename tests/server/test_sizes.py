@@ -63,7 +63,7 @@ class Reader:
 
 
 @pytest.mark.guarantee(37)
-async def test_a_slow_store_is_what_a_resume_says_it_waited_for(
+async def test_a_resume_span_shows_the_wait_for_a_slow_store(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, SlowStore(store, 0.3)) as threads:

@@ -46,7 +46,7 @@ whispering = Agent(name="ops", model=one_call("whisper"), tools=[whisper])
 
 
 @pytest.mark.guarantee(80)
-async def test_nothing_that_was_said_is_told(
+async def test_spans_hold_no_message_text(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, whispering) as threads, threads.worker():
@@ -62,7 +62,7 @@ async def test_nothing_that_was_said_is_told(
         assert execute.attributes["gen_ai.conversation.id"] == thread_id
 
 
-async def test_what_was_said_is_told_where_that_is_switched_on(
+async def test_spans_hold_message_text_if_enabled(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with (
@@ -80,7 +80,7 @@ async def test_what_was_said_is_told_where_that_is_switched_on(
         assert '"role":"assistant"' in str(chat.attributes["gen_ai.output.messages"])
 
 
-async def test_the_senders_trace_shows_when_the_thread_acted(
+async def test_the_senders_trace_links_to_the_turn(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, whispering) as threads, threads.worker():
@@ -105,7 +105,7 @@ async def test_the_senders_trace_shows_when_the_thread_acted(
 
 
 @pytest.mark.guarantee(81)
-async def test_a_teams_own_tracing_goes_on_around_ours(
+async def test_the_teams_own_tracing_still_works(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     provider = TracerProvider()
@@ -132,7 +132,7 @@ async def test_a_teams_own_tracing_goes_on_around_ours(
 
 
 @pytest.mark.guarantee(80)
-async def test_a_turn_that_fails_is_told_as_failed_without_its_words(
+async def test_the_span_of_a_failed_turn_has_no_message_text(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     def script(turn: Sequence[Message]) -> Reply:
@@ -162,7 +162,7 @@ async def test_a_turn_that_fails_is_told_as_failed_without_its_words(
 
 
 @pytest.mark.guarantee(79)
-async def test_a_turn_that_is_stopped_is_told_of(
+async def test_a_stopped_turn_has_a_span(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     @tool(needs_approval=True)
@@ -183,7 +183,7 @@ async def test_a_turn_that_is_stopped_is_told_of(
         assert turn.attributes["everlong.turn.outcome"] == "failed"
 
 
-async def test_a_name_that_a_model_made_up_is_not_told(
+async def test_spans_hold_no_tool_name_invented_by_a_model(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     agent = Agent(name="ops", model=one_call("rosebud"))
@@ -200,7 +200,7 @@ class Raising(SpanProcessor):
         raise RuntimeError("broken for a test")
 
 
-async def test_a_tool_is_run_once_though_spans_cannot_be_taken(
+async def test_a_tool_runs_once_even_if_spans_cannot_be_exported(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     runs: list[int] = []
@@ -224,7 +224,7 @@ async def test_a_tool_is_run_once_though_spans_cannot_be_taken(
     assert len(runs) == 1
 
 
-async def test_what_a_worker_was_started_in_is_not_what_it_does(
+async def test_a_worker_does_not_inherit_the_trace_of_its_start(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """Neither the span that was current then, nor what the same task had read."""
@@ -250,7 +250,7 @@ async def test_what_a_worker_was_started_in_is_not_what_it_does(
         assert (resume.attributes or {})["everlong.resume.read_seconds"] < 10  # type: ignore[operator]
 
 
-async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
+async def test_a_turn_that_rolls_has_a_span_in_each_run(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     @tool(needs_approval=True)
@@ -280,7 +280,7 @@ async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
 
 
 @pytest.mark.guarantee(79)
-async def test_an_approval_stands_in_the_run_that_asked_though_a_later_one_journals_it(
+async def test_an_approval_span_belongs_to_the_run_that_asked(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     @tool(needs_approval=True)
@@ -314,7 +314,7 @@ async def test_an_approval_stands_in_the_run_that_asked_though_a_later_one_journ
         assert asked_ns < (second.start_time or 0) <= (approval.end_time or 0)
 
 
-async def test_a_message_is_acted_on_once_however_often_the_model_is_asked(
+async def test_a_message_links_to_one_turn_however_often_the_model_is_called(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     asked: list[int] = []
@@ -334,7 +334,7 @@ async def test_a_message_is_acted_on_once_however_often_the_model_is_asked(
         assert (act.end_time or 0) <= (first.start_time or 0) < (second.start_time or 0)
 
 
-async def test_a_sub_agents_thread_is_named_where_it_was_asked(
+async def test_the_span_of_the_call_names_the_sub_agents_thread(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     helper = Agent(

@@ -130,7 +130,7 @@ def workers(
 
 @pytest.mark.guarantee(79)
 @pytest.mark.parametrize("protocol", list(RECEIVERS))
-async def test_every_span_of_a_life_arrives_once_and_in_its_place(
+async def test_every_span_of_a_thread_arrives_once_under_its_parent(
     server: TemporalServer, tmp_path: Path, thread_id: str, protocol: str
 ) -> None:
     store = (tmp_path / "blobs").as_uri()

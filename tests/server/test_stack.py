@@ -93,7 +93,7 @@ def plugin(data_dir: Path) -> EverlongPlugin:
     return EverlongPlugin(store=build_store_url(data_dir))
 
 
-async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
+async def test_dev_runs_the_stack_and_ctrl_c_stops_all_of_it(
     short_dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:
     await short_dev.wait_for_output(UP, 60)
@@ -120,7 +120,7 @@ async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
         wait_until_gone(pid)
 
 
-async def test_the_next_start_goes_on_with_the_data(
+async def test_the_next_start_continues_with_the_data(
     short_dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:
     await short_dev.wait_for_output(UP, 60)
@@ -160,9 +160,7 @@ async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
 
 @pytest.mark.guarantee(86)
 @pytest.mark.parametrize("part", ["start-dev", "serve", "worker"])
-async def test_a_part_that_dies_takes_the_stack_with_it_and_is_named(
-    dev: ManagedProcess, part: str
-) -> None:
+async def test_a_dead_part_stops_the_stack_and_is_named(dev: ManagedProcess, part: str) -> None:
     await dev.wait_for_output(UP, 60)
     assert f"{DEMO} on task queue" in dev.output()
     parts = children(dev.pid)
@@ -175,7 +173,7 @@ async def test_a_part_that_dies_takes_the_stack_with_it_and_is_named(
         wait_until_gone(pid)
 
 
-async def test_ctrl_c_while_it_starts_stops_it_at_once(
+async def test_ctrl_c_during_the_start_stops_the_stack_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
@@ -236,7 +234,7 @@ def test_a_namespace_that_does_not_exist_is_named(
 
 
 @pytest.mark.guarantee(85)
-async def test_no_part_outlives_a_stack_that_is_killed(dev: ManagedProcess) -> None:
+async def test_no_part_outlives_a_killed_stack(dev: ManagedProcess) -> None:
     await dev.wait_for_output(UP, 60)
     parts = children(dev.pid)
     dev.kill()
@@ -272,7 +270,7 @@ def test_the_demo_shows_its_table_and_checks_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_demo_fails_when_what_it_shows_is_not_true(tmp_path: Path) -> None:
+def test_the_demo_fails_if_its_figures_are_false(tmp_path: Path) -> None:
     """The thread's journal is tampered with between the run and the check."""
     tamper = (
         "import everlong.demo.run as run; real = run.messages\n"

@@ -62,7 +62,7 @@ def agent_that_repeats() -> Agent:
     return Agent(name="ops", model=ScriptedModel(script), tools=[read])
 
 
-async def test_stored_bytes_are_those_of_the_files_whatever_is_repeated(
+async def test_stored_bytes_equal_the_files_despite_repeats(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     store, agent = LosingStore(tmp_path / "blobs"), agent_that_repeats()

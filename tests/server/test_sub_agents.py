@@ -81,7 +81,7 @@ async def test_a_sub_agents_answer_is_the_result_of_the_call(drive: Drive) -> No
 
 
 @pytest.mark.guarantee(67)
-async def test_two_sub_agents_work_side_by_side_and_answer_in_call_order(drive: Drive) -> None:
+async def test_two_sub_agents_run_in_parallel_and_answer_in_call_order(drive: Drive) -> None:
     both = asyncio.Barrier(2)
 
     @tool
@@ -109,7 +109,7 @@ async def test_two_sub_agents_work_side_by_side_and_answer_in_call_order(drive: 
 
 
 @pytest.mark.guarantee(67)
-async def test_what_sub_agents_cost_reaches_the_parents_limit(drive: Drive) -> None:
+async def test_costs_of_sub_agents_count_towards_the_parents_limit(drive: Drive) -> None:
     dear = helper(model=ScriptedModel(lambda turn: Reply(text="done", tokens=500, cost_usd=2.0)))
     async with drive([boss(one(), helpers=[dear])], Policy(cost_usd_max=1.0)) as thread:
         await thread.send()
@@ -141,7 +141,7 @@ async def test_a_parent_rolls_while_its_sub_agent_waits_for_a_person(drive: Driv
         await child.check()
 
 
-async def test_a_call_beside_a_sub_agent_goes_on(drive: Drive) -> None:
+async def test_a_tool_call_parallel_to_a_sub_agent_continues(drive: Drive) -> None:
     gate = Gate()
     ran = asyncio.Event()
 
@@ -165,7 +165,7 @@ async def test_a_call_beside_a_sub_agent_goes_on(drive: Drive) -> None:
 
 
 @pytest.mark.guarantee(67)
-async def test_a_sub_agent_that_fails_is_an_error_that_the_model_reads(drive: Drive) -> None:
+async def test_a_failed_sub_agent_is_an_error_for_the_model(drive: Drive) -> None:
     def script(turn: Sequence[Message]) -> Reply:
         raise ModelRefused("no such model")
 
@@ -177,7 +177,7 @@ async def test_a_sub_agent_that_fails_is_an_error_that_the_model_reads(drive: Dr
 
 
 @pytest.mark.guarantee(67)
-async def test_a_sub_agent_that_is_terminated_is_found_out(
+async def test_a_terminated_sub_agent_is_detected(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everlong.limits.CHILD_CHECK_SECONDS", 1.0)
@@ -195,7 +195,7 @@ async def test_a_sub_agent_that_is_terminated_is_found_out(
         assert "ended without a report" in answer
 
 
-async def test_a_sub_agent_that_is_alive_is_left_in_peace_by_the_check(
+async def test_the_check_does_not_disturb_a_running_sub_agent(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everlong.limits.CHILD_CHECK_SECONDS", 0.5)
@@ -229,7 +229,7 @@ async def test_a_parent_that_stops_stops_its_sub_agents(drive: Drive) -> None:
             await child.check()
 
 
-async def test_a_sub_agent_that_is_stopped_by_a_person_is_an_error(drive: Drive) -> None:
+async def test_a_sub_agent_stopped_by_an_operator_is_an_error(drive: Drive) -> None:
     @tool(needs_approval=True)
     def pay() -> str:
         """Pay."""
@@ -245,7 +245,7 @@ async def test_a_sub_agent_that_is_stopped_by_a_person_is_an_error(drive: Drive)
 
 
 @pytest.mark.guarantee(67)
-async def test_sub_agents_of_sub_agents_have_a_bound(drive: Drive) -> None:
+async def test_the_depth_of_sub_agents_is_bounded(drive: Drive) -> None:
     depth = limits.CHILD_DEPTH_MAX + 2
     agent = helper(f"level{depth}")
     for level in range(depth - 1, 0, -1):
@@ -259,7 +259,7 @@ async def test_sub_agents_of_sub_agents_have_a_bound(drive: Drive) -> None:
         )
 
 
-async def test_a_request_may_be_long_and_one_that_does_not_fit_is_refused(drive: Drive) -> None:
+async def test_a_long_request_is_accepted_and_an_overlong_one_refused(drive: Drive) -> None:
     size = ScriptedModel(lambda turn: Reply(text=f"{len(turn[0].text)} characters"))
     worker = helper(model=size)
     long = "word " * 6000

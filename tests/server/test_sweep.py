@@ -81,7 +81,7 @@ async def gone(client: Client) -> None:
 
 
 @pytest.mark.guarantee(106)
-async def test_a_thread_and_its_fork_stay_whole_and_go_with_their_histories(
+async def test_a_thread_and_its_fork_stay_whole_until_their_histories_go(
     threads: Threads, url: str, tmp_path: Path
 ) -> None:
     client, index_dir = threads.client, tmp_path / "index"
@@ -129,7 +129,7 @@ async def _reads_what_is_quarantined(client: Client, url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["file"], indirect=True)
-async def test_what_has_not_changed_is_not_read_again(threads: Threads, tmp_path: Path) -> None:
+async def test_unchanged_histories_are_not_read_again(threads: Threads, tmp_path: Path) -> None:
     client = threads.client
     async with threads.worker():
         for number in range(3):
@@ -149,7 +149,7 @@ async def test_what_has_not_changed_is_not_read_again(threads: Threads, tmp_path
 @pytest.mark.guarantee(107)
 @pytest.mark.parametrize("url", ["file"], indirect=True)
 @pytest.mark.parametrize("thread_id", ["ops", "a\\", "it's \\n"])
-async def test_what_is_freed_before_any_sweep_is_swept(threads: Threads, thread_id: str) -> None:
+async def test_a_thread_freed_before_any_sweep_is_swept(threads: Threads, thread_id: str) -> None:
     client, packs = threads.client, PackStore(threads.store)
     async with threads.worker():
         await talk(threads, thread_id)
@@ -201,7 +201,7 @@ async def test_workers_sweep_by_a_schedule(threads: Threads) -> None:
 
 
 @pytest.mark.parametrize("url", ["file"], indirect=True)
-async def test_the_command_sweeps_and_puts_back(
+async def test_the_command_sweeps_and_restores(
     threads: Threads, url: str, server: TemporalServer, tmp_path: Path
 ) -> None:
     async with threads.worker():
@@ -241,7 +241,7 @@ async def test_the_command_sweeps_and_puts_back(
 
 
 @pytest.mark.guarantee(109)
-async def test_a_sweep_that_is_unfinished_goes_on_in_the_next_activity(
+async def test_an_unfinished_sweep_continues_in_the_next_activity(
     server: TemporalServer,
 ) -> None:
     runs: list[str] = []

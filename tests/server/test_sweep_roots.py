@@ -72,7 +72,7 @@ async def say(threads: Threads, text: str, agent: str = "ops") -> None:
     await threads.answered("ops", await threads.send("ops", text, agent=agent))
 
 
-async def test_a_thread_that_a_limit_has_ended_is_archived_by_a_sweep(threads: Threads) -> None:
+async def test_a_sweep_archives_a_thread_ended_by_a_limit(threads: Threads) -> None:
     client, packs = threads.client, PackStore(threads.store)
     await say(threads, "hello", agent="brief")
     await threads.send("ops", "and more", agent="brief")
@@ -99,7 +99,7 @@ async def test_a_thread_that_a_limit_has_ended_is_archived_by_a_sweep(threads: T
 
 
 @pytest.mark.guarantee(106)
-async def test_a_thread_that_was_reset_goes_on_from_where_it_was(threads: Threads) -> None:
+async def test_a_reset_thread_continues_after_a_sweep(threads: Threads) -> None:
     client = threads.client
     for number in range(3):
         await say(threads, f"message {number} {large(number)}")
@@ -151,7 +151,7 @@ class Waits:
 
 
 @pytest.mark.guarantee(106)
-async def test_what_an_activity_under_way_and_a_schedule_hold_stays(
+async def test_objects_of_a_running_activity_and_a_schedule_stay(
     server: TemporalServer, store: BlobStore
 ) -> None:
     namespace = await new_namespace(server.address)
@@ -182,7 +182,7 @@ async def test_what_an_activity_under_way_and_a_schedule_hold_stays(
 
 
 @pytest.mark.guarantee(106)
-async def test_what_the_sdks_external_storage_names_stays(
+async def test_objects_named_by_the_sdks_external_storage_stay(
     server: TemporalServer, store: BlobStore
 ) -> None:
     namespace = await new_namespace(server.address)

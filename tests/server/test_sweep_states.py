@@ -96,7 +96,7 @@ async def decode_all(handle: WorkflowHandle[Counts, None], store: BlobStore) -> 
 
 
 @pytest.mark.guarantee(106)
-async def test_what_a_paused_run_is_sent_later_stays(
+async def test_inputs_sent_to_a_paused_run_stay(
     client: Client, store: BlobStore, tmp_path: Path
 ) -> None:
     runner = UnsandboxedWorkflowRunner()
@@ -138,7 +138,7 @@ class Unlisted(Histories):
         yield []
 
 
-async def test_what_a_listing_has_lost_is_found_by_its_ids(
+async def test_runs_missing_from_a_listing_are_found_by_id(
     client: Client, store: BlobStore
 ) -> None:
     runner = UnsandboxedWorkflowRunner()
@@ -182,7 +182,7 @@ async def test_what_a_listing_has_lost_is_found_by_its_ids(
     await client.get_schedule_handle("nightly").delete()
 
 
-async def test_what_a_schedule_gave_goes_with_it_and_its_runs(
+async def test_inputs_of_a_schedule_go_with_it_and_its_runs(
     client: Client, store: BlobStore
 ) -> None:
     start = ScheduleActionStartWorkflow("Counts", large(1), id="nightly", task_queue="none")

@@ -57,7 +57,7 @@ async def downloaded(page: Page, number: int) -> object:
 
 
 @pytest.mark.guarantee(89)
-async def test_the_temporal_ui_shows_what_is_in_the_store(tmp_path: Path, thread_id: str) -> None:
+async def test_the_temporal_ui_shows_stored_values(tmp_path: Path, thread_id: str) -> None:
     port = find_free_port()
     server = await start_server(tmp_path, codec_endpoint=f"http://127.0.0.1:{port}")
     with server.process:

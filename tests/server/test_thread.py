@@ -112,7 +112,7 @@ async def test_tools_of_one_reply_run_together_and_stay_in_call_order(
         assert conversation[-1].text == "waited 0.4, waited 0.2, waited 0.0"
 
 
-async def test_what_the_model_got_wrong_is_told_to_it(
+async def test_the_model_reads_errors_in_its_calls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     @tool
@@ -138,7 +138,7 @@ async def test_what_the_model_got_wrong_is_told_to_it(
 
 
 @pytest.mark.guarantee(49)
-async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
+async def test_retries_of_a_failing_tool_or_model_are_bounded(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twice = RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=50))
@@ -175,7 +175,7 @@ async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
 
 
 @pytest.mark.guarantee(70)
-async def test_a_turn_that_never_ends_is_ended(
+async def test_an_endless_turn_is_ended(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     agent = reading_agent(1000)
@@ -199,7 +199,7 @@ async def test_a_turn_that_never_ends_is_ended(
         ("x" * (limits.TEXT_BYTES_MAX + 1), str(limits.TEXT_BYTES_MAX)),
     ],
 )
-async def test_messages_that_do_not_fit_are_refused(
+async def test_oversized_messages_are_refused(
     server: TemporalServer, store: BlobStore, thread_id: str, text: str, reason: str
 ) -> None:
     async with open_threads(server.address, store, ECHO) as threads, threads.worker():
@@ -210,7 +210,7 @@ async def test_messages_that_do_not_fit_are_refused(
 
 
 @pytest.mark.guarantee(41)
-async def test_an_inbox_that_is_full_is_told(
+async def test_a_full_inbox_refuses_messages(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     released = asyncio.Event()
@@ -232,7 +232,7 @@ async def test_an_inbox_that_is_full_is_told(
 
 
 @pytest.mark.guarantee(72)
-async def test_a_thread_stops_with_its_journal_complete(
+async def test_a_stopped_thread_has_a_complete_journal(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(200)) as threads, threads.worker():
@@ -282,7 +282,7 @@ async def test_unknown_threads_are_named(
             await threads.size(thread_id)
 
 
-async def test_a_message_survives_a_client_that_asks_by_hand(
+async def test_a_message_by_a_plain_update_is_answered(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """The update takes plain JSON, so any SDK or the Temporal CLI can send it."""

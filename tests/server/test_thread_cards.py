@@ -68,7 +68,7 @@ async def test_a_thread_publishes_its_card_and_says_so_in_listings(
 
 
 @pytest.mark.guarantee(96)
-async def test_a_card_is_true_as_soon_as_a_thread_waits_also_after_rolls(
+async def test_a_card_is_current_as_soon_as_a_thread_waits_and_after_rolls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     # So little a step that no size would have it published.
@@ -85,7 +85,7 @@ async def test_a_card_is_true_as_soon_as_a_thread_waits_also_after_rolls(
         assert card.context_bytes == status.context_bytes
 
 
-async def test_what_others_keep_in_the_memo_outlives_a_roll(
+async def test_foreign_memo_fields_survive_a_roll(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     agent = reading_agent(12, policy=Policy(run_events_max=60))
@@ -125,7 +125,7 @@ async def test_the_journal_says_who_sent_a_message(
     assert sent == [{"by": "ana"}, {"by": "ana"}]
 
 
-async def test_a_journal_tells_how_its_thread_grew_and_was_resumed(
+async def test_a_journal_records_the_growth_and_resumes_of_its_thread(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(STEPS)) as threads:
@@ -151,7 +151,7 @@ async def test_a_journal_tells_how_its_thread_grew_and_was_resumed(
     assert few.points[-1] == grown.points[-1]
 
 
-async def test_what_was_done_about_a_thread_is_in_its_journal(
+async def test_actions_on_a_thread_are_in_its_journal(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
@@ -164,7 +164,7 @@ async def test_what_was_done_about_a_thread_is_in_its_journal(
 
 
 @pytest.mark.parametrize("archive", [False, True])
-async def test_a_thread_ends_as_it_was_asked_to(
+async def test_a_thread_ends_by_the_requested_stop_or_cancel(
     server: TemporalServer, store: BlobStore, thread_id: str, archive: bool
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():

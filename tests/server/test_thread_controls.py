@@ -50,7 +50,7 @@ class Gate:
 
 
 @pytest.mark.guarantee(71)
-async def test_a_paused_thread_ends_what_is_under_way_and_takes_no_more_steps(
+async def test_a_paused_thread_finishes_its_step_and_starts_no_other(
     drive: Drive,
 ) -> None:
     gate = Gate()
@@ -74,7 +74,7 @@ async def test_a_paused_thread_ends_what_is_under_way_and_takes_no_more_steps(
 
 
 @pytest.mark.guarantee(71)
-async def test_a_call_approved_while_paused_waits_for_the_unpause(drive: Drive) -> None:
+async def test_a_call_approved_during_a_pause_waits_for_the_unpause(drive: Drive) -> None:
     ran = []
 
     @tool(needs_approval=True)
@@ -108,7 +108,7 @@ async def test_signals_need_no_argument(drive: Drive) -> None:
         assert actions == ["pause", "unpause", "compact", "stop"]
 
 
-async def test_a_pause_that_says_too_much_pauses_all_the_same(drive: Drive) -> None:
+async def test_a_pause_with_an_overlong_reason_still_pauses(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask()
         await thread.handle.signal("pause", {"by": "x" * 1000, "reason": "y" * 100_000})
@@ -117,7 +117,7 @@ async def test_a_pause_that_says_too_much_pauses_all_the_same(drive: Drive) -> N
 
 
 @pytest.mark.guarantee(71)
-async def test_a_configure_that_is_wrong_is_refused_and_changes_nothing(drive: Drive) -> None:
+async def test_an_invalid_configure_is_refused_and_changes_nothing(drive: Drive) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "empty"),
         ({"steps": 5}, "no steps"),
@@ -143,7 +143,7 @@ async def test_a_configure_that_is_wrong_is_refused_and_changes_nothing(drive: D
 
 
 @pytest.mark.guarantee(71)
-async def test_a_configure_changes_a_thread_that_is_at_work(drive: Drive) -> None:
+async def test_a_configure_changes_a_working_thread(drive: Drive) -> None:
     gate = Gate()
     async with drive([gate.agent(12)]) as thread:
         await thread.send()
@@ -176,7 +176,7 @@ async def test_configure_before_the_first_message_keeps_the_agents_own_policy(
         assert (await thread.status()).policy == Policy(turn_steps_max=7, steps_max=71)
 
 
-async def test_a_change_that_the_agents_own_policy_does_not_allow_harms_nobody(
+async def test_a_change_that_the_agents_policy_forbids_is_harmless(
     drive: Drive,
 ) -> None:
     """Until a worker has said what that policy is, a change is checked against the defaults."""
@@ -203,7 +203,7 @@ async def configured(thread: DrivenThread, steps_max: int) -> None:
                 return
 
 
-async def test_a_waiting_thread_can_be_configured_any_number_of_times(drive: Drive) -> None:
+async def test_a_waiting_thread_accepts_any_number_of_configures(drive: Drive) -> None:
     async with drive([reading_agent(2)], Policy(idle_seconds=1)) as thread:
         await thread.ask()
         await thread.until(lambda status: status.counters.runs == 2)
@@ -216,7 +216,7 @@ async def test_a_waiting_thread_can_be_configured_any_number_of_times(drive: Dri
 
 
 @pytest.mark.guarantee(71)
-async def test_a_configure_that_is_sent_again_after_a_roll_counts_once(drive: Drive) -> None:
+async def test_a_configure_repeated_after_a_roll_counts_once(drive: Drive) -> None:
     """Whoever meets a roll sends it again; meanwhile somebody else may have changed the same."""
     async with drive([reading_agent(2)], Policy(idle_seconds=1)) as thread:
         await thread.ask()
@@ -234,7 +234,7 @@ async def test_a_configure_that_is_sent_again_after_a_roll_counts_once(drive: Dr
 
 
 @pytest.mark.guarantee(52)
-async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: Drive) -> None:
+async def test_signals_without_effect_do_not_grow_a_run_without_bound(drive: Drive) -> None:
     async with drive([ECHO], Policy(run_events_max=50)) as thread:
         await thread.ask()
         await thread.handle.signal("pause")
@@ -251,7 +251,7 @@ async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: 
 
 
 @pytest.mark.guarantee(56)
-async def test_a_burst_of_pauses_and_unpauses_does_not_break_the_bound(drive: Drive) -> None:
+async def test_a_burst_of_pauses_and_unpauses_stays_within_the_bound(drive: Drive) -> None:
     wide = "\U0001f600"
     control = Control(by=wide * 64, reason=wide * 300)
     async with drive([reading_agent(5)]) as thread:
@@ -268,7 +268,7 @@ async def test_a_burst_of_pauses_and_unpauses_does_not_break_the_bound(drive: Dr
         assert 1 <= len(await thread.data(Kind.CONTROL)) <= 201
 
 
-async def test_unpausing_again_and_again_without_raising_the_limit_does_no_harm(
+async def test_repeated_unpauses_below_a_reached_limit_are_harmless(
     drive: Drive,
 ) -> None:
     async with drive([reading_agent(5)], Policy(steps_max=3)) as thread:
@@ -283,7 +283,7 @@ async def test_unpausing_again_and_again_without_raising_the_limit_does_no_harm(
         assert await thread.answer() == pages_answer(5)
 
 
-async def test_compact_is_done_when_it_is_asked_for(drive: Drive) -> None:
+async def test_a_compact_signal_compacts_the_context(drive: Drive) -> None:
     async with drive([reading_agent(3)], Policy(compact_to_bytes=4 * limits.KIB)) as thread:
         await thread.ask()
         before = (await thread.status()).context_bytes
@@ -298,7 +298,7 @@ async def test_compact_is_done_when_it_is_asked_for(drive: Drive) -> None:
         assert (note["action"], note["by"]) == ("compact", "alice")
 
 
-async def test_compact_of_a_thread_that_has_said_nothing_does_no_harm(drive: Drive) -> None:
+async def test_a_compact_of_an_empty_thread_is_harmless(drive: Drive) -> None:
     async with drive([ECHO], Policy()) as thread:
         await thread.handle.signal("compact")
         await thread.handle.signal("compact")
@@ -318,7 +318,7 @@ async def waiting_for_approval(thread: DrivenThread) -> None:
 @pytest.mark.guarantee(72)
 @pytest.mark.parametrize("where", [paused, waiting_for_approval])
 @pytest.mark.parametrize("how", ["stop", "cancel"])
-async def test_a_thread_ends_wherever_it_waits_and_its_journal_is_whole(
+async def test_a_thread_ends_from_any_wait_with_a_complete_journal(
     drive: Drive, where: Any, how: str
 ) -> None:
     @tool(needs_approval=True)

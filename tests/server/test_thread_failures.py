@@ -35,7 +35,7 @@ async def ask(threads: Threads, thread_id: str) -> str:
 
 
 @pytest.mark.guarantee(50)
-async def test_text_that_cannot_be_stored_is_mended(
+async def test_text_that_cannot_be_stored_is_repaired(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     @tool
@@ -48,7 +48,7 @@ async def test_text_that_cannot_be_stored_is_mended(
         assert await ask(threads, thread_id) == "caf? ?"
 
 
-async def test_a_result_over_the_bound_is_told_to_the_model(
+async def test_the_model_reads_that_a_result_exceeded_its_bound(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "TEXT_BYTES_MAX", 1000)
@@ -64,7 +64,7 @@ async def test_a_result_over_the_bound_is_told_to_the_model(
 
 
 @pytest.mark.guarantee(49)
-async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_else(
+async def test_a_hanging_or_exiting_tool_is_abandoned_and_blocks_no_other(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CALL_SECONDS_MAX", 0.5)
@@ -87,7 +87,7 @@ async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_els
             assert answer.startswith(f"error: tool '{each.name}' failed: ")
 
 
-async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
+async def test_a_reply_with_impossible_calls_ends_the_turn_with_a_reason(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everlong.workflows.thread._MODEL", RetryPolicy(maximum_attempts=1))
@@ -111,7 +111,7 @@ async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
 
 
 @pytest.mark.guarantee(49)
-async def test_a_tool_that_says_not_to_try_again_is_not_tried_again(
+async def test_a_non_retryable_tool_error_is_not_retried(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     runs = 0
@@ -130,7 +130,7 @@ async def test_a_tool_that_says_not_to_try_again_is_not_tried_again(
 
 
 @pytest.mark.guarantee(49)
-async def test_every_call_is_bounded_by_the_server_whatever_ends_it(
+async def test_every_activity_has_server_side_timeouts(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """A tool that kills its worker never gets to count its own attempts."""
@@ -151,7 +151,7 @@ async def test_every_call_is_bounded_by_the_server_whatever_ends_it(
 
 
 @pytest.mark.guarantee(50)
-async def test_a_reply_with_text_that_cannot_be_stored_is_mended(
+async def test_a_reply_with_text_that_cannot_be_stored_is_repaired(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     def script(turn: Sequence[Message]) -> Reply:
@@ -180,7 +180,7 @@ async def test_waiting_for_a_stopped_thread_ends_at_once(
 
 
 @pytest.mark.guarantee(43)
-async def test_a_thread_that_was_terminated_is_not_waited_for(
+async def test_a_wait_for_a_terminated_thread_ends(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
@@ -197,7 +197,7 @@ async def one_tool_is_done(handle: WorkflowHandle[Any, Any]) -> bool:
 
 
 @pytest.mark.guarantee(73)
-async def test_results_that_are_there_when_a_thread_is_cancelled_are_kept(
+async def test_results_before_a_cancel_are_kept(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     @tool
@@ -229,7 +229,7 @@ async def test_results_that_are_there_when_a_thread_is_cancelled_are_kept(
 
 
 @pytest.mark.guarantee(73)
-async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
+async def test_a_cancelled_thread_ends_as_cancelled_with_a_complete_journal(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
@@ -249,7 +249,7 @@ async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
 
 
 @pytest.mark.guarantee(72)
-async def test_a_stopped_thread_journals_the_messages_that_it_has_not_read(
+async def test_a_stopped_thread_journals_its_unread_messages(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
@@ -264,7 +264,7 @@ async def test_a_stopped_thread_journals_the_messages_that_it_has_not_read(
 
 
 @pytest.mark.guarantee(41)
-async def test_what_is_not_text_in_a_message_is_replaced(
+async def test_invalid_characters_in_a_message_are_replaced(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     agent = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=turn[0].text)))
@@ -275,7 +275,7 @@ async def test_what_is_not_text_in_a_message_is_replaced(
 
 
 @pytest.mark.guarantee(44)
-async def test_without_a_worker_a_command_does_not_wait_for_ever(
+async def test_a_command_without_a_worker_does_not_wait_for_ever(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "WORKER_SECONDS_MAX", 0.5)
@@ -294,7 +294,7 @@ async def test_without_a_worker_a_command_does_not_wait_for_ever(
 
 
 @pytest.mark.guarantee(62)
-async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
+async def test_the_size_of_a_thread_outlives_its_first_runs(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = previous_run

@@ -14,7 +14,7 @@ from tests.support.scale import scaled
 
 
 @pytest.mark.guarantee(53)
-async def test_runs_stay_within_policy_and_a_step_takes_no_more_than_before(
+async def test_runs_stay_within_policy_and_steps_do_not_slow_down(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     steps = scaled(60, 180)
@@ -43,7 +43,7 @@ async def test_a_resumed_step_reads_its_context_and_nothing_else(
 
 
 @pytest.mark.guarantee(54)
-async def test_an_approval_after_an_idle_time_replays_a_handful_of_events(
+async def test_an_approval_after_an_idle_time_replays_few_events(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_harness(server.address, tmp_path) as harness:

@@ -25,7 +25,7 @@ async def kinds_of(thread: ThreadHandle) -> list[Kind]:
     return [entry.kind async for entry in thread.journal()]
 
 
-async def test_a_thread_is_governed_by_its_handle(threads: Threads) -> None:
+async def test_a_handle_controls_its_thread(threads: Threads) -> None:
     thread_id = f"handle-{uuid.uuid4().hex[:8]}"
     thread = everlong.thread(threads.client, thread_id, task_queue=threads.task_queue)
 

@@ -47,7 +47,7 @@ async def send_long(threads: Threads, thread_id: str, text: str) -> int:
 
 
 @pytest.mark.guarantee(42)
-async def test_ten_megabytes_arrive_whole_and_the_model_reads_a_part(
+async def test_ten_megabytes_arrive_whole_and_the_model_reads_an_excerpt(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     text = "log " + "0123456789 abcdef\n" * 600_000
@@ -85,7 +85,7 @@ async def test_the_size_of_many_runs_is_a_bound(
 
 
 @pytest.mark.guarantee(41)
-async def test_what_is_too_long_or_empty_is_refused_and_nothing_is_stored(
+async def test_long_or_empty_messages_are_refused_and_not_stored(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads:
@@ -100,7 +100,7 @@ async def test_what_is_too_long_or_empty_is_refused_and_nothing_is_stored(
         assert [info async for info in store.list("")] == []
 
 
-async def test_a_decision_counts_once_and_only_from_those_who_may(
+async def test_a_decision_counts_once_and_only_from_allowed_deciders(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
@@ -127,7 +127,7 @@ async def test_a_decision_counts_once_and_only_from_those_who_may(
         assert (decided["by"], decided["reason"], decided["approve"]) == ("ann", "it is late", True)
 
 
-async def test_a_policy_changes_while_the_thread_lives(
+async def test_a_policy_changes_while_the_thread_runs(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
@@ -150,7 +150,7 @@ async def test_a_policy_changes_while_the_thread_lives(
 
 
 @pytest.mark.guarantee(44)
-async def test_a_thread_that_ended_tells_all_and_takes_nothing(
+async def test_an_ended_thread_can_be_read_and_accepts_no_request(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     packs = PackStore(store)
@@ -181,7 +181,7 @@ async def test_a_thread_that_ended_tells_all_and_takes_nothing(
 
 
 @pytest.mark.guarantee(68)
-async def test_a_limit_archives_a_thread_for_good(
+async def test_a_limit_ends_and_archives_a_thread(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
@@ -217,7 +217,7 @@ async def test_an_unknown_thread_is_named(
 
 
 @pytest.mark.guarantee(40)
-async def test_messages_that_meet_rolls_arrive_once(
+async def test_messages_during_rolls_arrive_once(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """Three senders at once, on a thread that rolls all the time: no caller sees an error."""

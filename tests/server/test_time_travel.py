@@ -88,7 +88,7 @@ async def compacted(threads: Threads, thread_id: str) -> None:
 
 
 @pytest.mark.guarantee(75)
-async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_id: str) -> None:
+async def test_state_at_shows_a_thread_at_any_entry(threads: Threads, thread_id: str) -> None:
     packs = PackStore(threads.store)
     await ask(threads, thread_id, "hello")
     await ask(threads, thread_id, "remember the api is slow")
@@ -127,7 +127,9 @@ async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_
 
 
 @pytest.mark.guarantee(75)
-async def test_an_approval_is_seen_waiting_and_decided(threads: Threads, thread_id: str) -> None:
+async def test_state_at_shows_an_approval_pending_and_decided(
+    threads: Threads, thread_id: str
+) -> None:
     packs = PackStore(threads.store)
     number = await threads.send(thread_id, "restart api")
     await wait_for_status(
@@ -146,7 +148,7 @@ async def test_an_approval_is_seen_waiting_and_decided(threads: Threads, thread_
     assert (await state_at(threads.client, packs, thread_id, len(entries))).pending == ()
 
 
-async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None:
+async def test_a_fork_diverges_from_its_thread(threads: Threads, thread_id: str) -> None:
     for text in ("one", "two", "three"):
         await ask(threads, thread_id, text)
     before = await texts_of(threads, thread_id)
@@ -170,7 +172,7 @@ async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None
 
 
 @pytest.mark.guarantee(76)
-async def test_a_fork_shares_what_is_stored_until_it_writes(
+async def test_a_fork_shares_stored_objects_until_it_writes(
     threads: Threads, thread_id: str
 ) -> None:
     await send(
@@ -223,7 +225,7 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
 
 
 @pytest.mark.guarantee(76)
-async def test_a_fork_from_any_entry_works_on(threads: Threads, thread_id: str) -> None:
+async def test_a_fork_from_any_entry_continues_to_work(threads: Threads, thread_id: str) -> None:
     """In the middle of a step too: what a call lacks is filled in, and the turn is broken off."""
     await ask(threads, thread_id, "remember the api is slow")
     texts = await texts_of(threads, thread_id)

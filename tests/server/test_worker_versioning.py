@@ -80,7 +80,7 @@ async def test_workers_with_versioning_and_no_default_take_our_workflows(
     assert set(twice["workflows"]) == set(VERSIONED.values())
 
 
-async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_go(
+async def test_a_thread_moves_to_the_next_deployment_and_frees_its_old_worker(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with (

@@ -95,7 +95,7 @@ async def until(handle: WorkflowHandle[Any, Any], is_done: Callable[[int], bool]
 
 @pytest.mark.guarantee(28)
 @pytest.mark.parametrize("kind", ["result", "activity", "activities", "child", "continue-as-new"])
-async def test_code_that_goes_further_than_the_old_sends_what_it_should(
+async def test_new_code_that_runs_past_its_history_sends_complete_commands(
     server: TemporalServer, thread_id: str, kind: str
 ) -> None:
     store = CountingStore()

@@ -42,7 +42,7 @@ def query(length: int, size_bytes: int, query_id: str = LEGACY_QUERY_ID) -> Work
     return activation(length, size_bytes, replaying=True, job="query_workflow", query_id=query_id)
 
 
-def test_tasks_of_one_time_are_not_ahead_without_a_query() -> None:
+def test_tasks_with_one_timestamp_are_not_ahead_without_a_query() -> None:
     """So Core sends them after the server's clock has stepped back: the history grows all the same."""
     watch = RunAheadDetector()
     tasks = [activation(3 + 6 * n, 300 + 600 * n) for n in range(20)]
@@ -50,13 +50,13 @@ def test_tasks_of_one_time_are_not_ahead_without_a_query() -> None:
     assert not watch.must_evict(query(117, 11_700))
 
 
-def test_tasks_of_one_time_after_a_cold_resume_are_not_ahead() -> None:
+def test_tasks_with_one_timestamp_after_a_cold_resume_are_not_ahead() -> None:
     watch = RunAheadDetector()
     assert not watch.observe(activation(3, 300, replaying=True, job="initialize_workflow"))
     assert not any(watch.observe(activation(9 + 6 * n, 900 + 600 * n)) for n in range(5))
 
 
-def test_events_of_a_task_that_was_not_started_are_ahead_and_their_query_makes_it_leave() -> None:
+def test_a_query_evicts_an_instance_that_ran_ahead() -> None:
     watch = RunAheadDetector()
     assert not watch.observe(activation(3, 304, replaying=True, job="initialize_workflow"))
     ahead = activation(8, 304)
@@ -67,7 +67,7 @@ def test_events_of_a_task_that_was_not_started_are_ahead_and_their_query_makes_i
     assert watch.must_evict(asking)
 
 
-def test_an_instance_that_was_ahead_is_not_ahead_in_the_tasks_that_follow() -> None:
+def test_an_instance_is_not_ahead_in_later_tasks() -> None:
     """Should it stay in the cache, tasks that the server has started are carried out as ever."""
     watch = RunAheadDetector()
     watch.observe(activation(3, 304, replaying=True, job="initialize_workflow"))
@@ -79,7 +79,7 @@ def test_an_instance_that_was_ahead_is_not_ahead_in_the_tasks_that_follow() -> N
         assert not watch.must_evict(query(9 + 6 * n, 921 + 600 * n))
 
 
-def test_only_a_query_outside_of_a_task_makes_an_instance_leave() -> None:
+def test_only_a_query_outside_of_a_task_evicts_an_instance() -> None:
     watch = RunAheadDetector()
     watch.observe(activation(3, 304, replaying=True, job="initialize_workflow"))
     watch.observe(activation(8, 304))
@@ -136,7 +136,7 @@ def test_a_cached_instance_keeps_no_counters_after_its_replay() -> None:
     assert sizes(history) == [0, 0, 0]
 
 
-def test_after_the_replay_no_command_counts_as_recorded_and_nothing_is_counted() -> None:
+def test_no_command_counts_as_recorded_after_the_replay() -> None:
     history = read(3)
     history.release()
     history.add(scheduled(7))  # The history may still be read.

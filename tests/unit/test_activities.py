@@ -52,7 +52,7 @@ def calling(name: str, **arguments: object) -> ScriptedModel:
 
 
 @pytest.mark.guarantee(64)
-async def test_a_tool_is_not_run_unapproved_though_another_worker_did_not_know_that_it_asks(
+async def test_an_outdated_worker_does_not_run_a_tool_unapproved(
     tmp_path: Path,
 ) -> None:
     """A release adds a tool, or makes it ask. Its workers run beside those of the last."""
@@ -85,7 +85,7 @@ async def test_a_tool_is_not_run_unapproved_though_another_worker_did_not_know_t
 
 
 @pytest.mark.guarantee(64)
-async def test_rules_that_hang_do_not_keep_the_store_from_its_threads(
+async def test_hanging_rules_do_not_block_the_store_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "APPROVAL_RULE_SECONDS_MAX", 0.05)
@@ -108,7 +108,7 @@ async def test_rules_that_hang_do_not_keep_the_store_from_its_threads(
 
 
 @pytest.mark.guarantee(47)
-async def test_recall_of_lost_bytes_is_held(
+async def test_recall_of_lost_bytes_holds_the_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "HOLD_SECONDS_MAX", 0.1)
@@ -135,7 +135,7 @@ async def test_recall_of_lost_bytes_is_held(
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["answer", "failure"])
-async def test_the_answer_of_a_subagent_is_collected_from_the_end_of_its_journal(
+async def test_the_answer_of_a_sub_agent_is_read_from_the_end_of_its_journal(
     *, failed: bool
 ) -> None:
     """However long its journal is, and whether it has ever failed."""
@@ -188,7 +188,7 @@ async def test_a_result_is_stored_once_and_a_lost_attempt_is_counted_by_its_retr
     assert packs.stats.written_bytes == on_disk
 
 
-async def test_a_short_result_is_no_object_unless_the_model_is_shown_a_part_of_it(
+async def test_a_short_result_becomes_an_object_only_if_it_is_excerpted(
     tmp_path: Path,
 ) -> None:
     @tool
@@ -293,7 +293,7 @@ async def test_spans_follow_the_genai_conventions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", [None, TracerProvider(sampler=ALWAYS_OFF)])
-async def test_contents_are_built_only_where_a_span_records(
+async def test_span_contents_are_built_only_for_recording_spans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: TracerProvider | None
 ) -> None:
     built: list[object] = []

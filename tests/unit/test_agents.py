@@ -50,12 +50,12 @@ def test_an_agent_has_a_name_and_a_policy() -> None:
         ({"model_settings": {"temperature": 0}}, "model_settings apply to providers"),
     ],
 )
-def test_an_agent_that_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_an_invalid_agent_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Agent(**{"name": "ops", "model": MODEL, **fields})
 
 
-def test_a_list_of_tools_is_taken_as_it_is_now() -> None:
+def test_a_later_change_of_the_tool_list_has_no_effect() -> None:
     tools: list[Tool | Agent] = [restart]
     agent = Agent(name="ops", model=MODEL, tools=tools)
     tools.clear()
@@ -83,12 +83,12 @@ def test_a_sub_agent_is_a_tool_with_one_argument() -> None:
         made.function(request="all")
 
 
-def test_a_worker_runs_an_agent_with_all_that_are_below_it() -> None:
+def test_a_worker_runs_an_agent_with_its_sub_agents() -> None:
     boss = Agent(name="boss", model=MODEL, tools=[READER, WRITER])
     assert [each.name for each in boss.family] == ["boss", "reader", "writer"]
 
 
-def test_agents_below_an_agent_have_names_of_their_own() -> None:
+def test_sub_agents_have_unique_names() -> None:
     other = dataclasses.replace(WRITER, instructions="Write otherwise.")
     boss = Agent(
         name="boss",
@@ -107,20 +107,20 @@ def test_agents_below_an_agent_have_names_of_their_own() -> None:
         ({"name": "forget"}, "every agent has a tool 'forget' already"),
     ],
 )
-def test_a_sub_agent_that_a_model_could_not_call_is_refused(
+def test_a_sub_agent_with_an_uncallable_name_is_refused(
     fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Agent(name="boss", model=MODEL, tools=[dataclasses.replace(WRITER, **fields)])
 
 
-def test_a_model_of_ones_own_is_used_as_it_is() -> None:
+def test_a_custom_model_is_used_unchanged() -> None:
     agent = Agent(name="ops", model=MODEL)
     agent.check()
     assert agent.resolved_model is MODEL
 
 
-def test_a_named_model_is_looked_up_only_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_model_is_resolved_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     named = Agent(name="ops", model="openai:gpt-5", instructions="Do.")
@@ -139,14 +139,16 @@ def test_an_agent_does_not_show_its_models_settings() -> None:
     assert "secret" not in repr(agent)
 
 
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_the_extra_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pydantic_ai", None)
     monkeypatch.delitem(sys.modules, "everlong.agents.providers", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'everlong\[agent\]'"):
         Agent(name="ops", model="openai:gpt-5").check()
 
 
-def test_agents_are_imported_without_the_library_of_the_providers() -> None:
+def test_importing_agents_imports_no_provider_library() -> None:
     code = (
         "import sys; from everlong import Agent; Agent(name='ops', model='openai:gpt-5');"
         "print([m for m in ('pydantic_ai', 'openai', 'anthropic') if m in sys.modules])"
@@ -160,11 +162,11 @@ def conversation() -> list[Message]:
     return [Message(role=role, text=role) for role in roles]
 
 
-async def test_a_scripted_model_sees_the_turn_only() -> None:
+async def test_a_scripted_model_reads_only_the_turn() -> None:
     assert (await MODEL.reply("", conversation(), [])).text == "seen 3"
 
 
-async def test_a_scripted_model_sees_the_whole_context_if_it_is_to() -> None:
+async def test_a_scripted_model_reads_the_whole_context_on_request() -> None:
     def script(context: Sequence[Message]) -> Reply:
         return Reply(text=context[0].role, tokens=len(context), input_tokens=5, cost_usd=0.5)
 
@@ -172,7 +174,7 @@ async def test_a_scripted_model_sees_the_whole_context_if_it_is_to() -> None:
     assert reply == Reply(text="summary", tokens=6, input_tokens=5, cost_usd=0.5)
 
 
-async def test_a_scripted_model_copes_with_a_context_without_a_user_message() -> None:
+async def test_a_scripted_model_accepts_a_context_without_a_user_message() -> None:
     assert (await MODEL.reply("", [Message(role="summary")], [])).text == "seen 1"
 
 
@@ -186,7 +188,7 @@ async def test_a_scripted_model_copes_with_a_context_without_a_user_message() ->
         ("everlong:tool", "no everlong.Agent named 'tool'"),
     ],
 )
-def test_a_path_that_leads_to_no_agent_is_a_clear_error(path: str, message: str) -> None:
+def test_a_path_without_an_agent_is_a_clear_error(path: str, message: str) -> None:
     with pytest.raises(AgentNotFound, match=message):
         load_agent(path)
 

@@ -12,7 +12,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 
 
-async def test_a_server_that_never_answers_keeps_nobody_waiting_without_end(
+async def test_requests_to_a_silent_server_time_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(context_module, "CONNECT_SECONDS_MAX", 0.05)
@@ -34,7 +34,7 @@ class Connection:
     """Stands for a client."""
 
 
-async def test_once_it_answers_there_is_one_connection() -> None:
+async def test_a_server_that_answers_gets_one_connection() -> None:
     made: list[Connection] = []
 
     async def connect() -> Client:

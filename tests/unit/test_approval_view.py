@@ -49,7 +49,7 @@ async def pending(*_: object) -> tuple[Approval, ...]:
     return (APPROVAL,)
 
 
-async def test_arguments_that_cannot_be_had_are_not_taken_for_whole(
+async def test_unavailable_arguments_are_not_shown_as_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = await look(monkeypatch, None)
@@ -68,7 +68,7 @@ async def test_no_character_of_the_arguments_is_replaced(monkeypatch: pytest.Mon
     assert found.arguments_bytes == 2 * ARGUMENTS_BYTES_MAX
 
 
-async def test_a_call_has_names_of_its_own_wherever_it_stands_on_the_page(
+async def test_a_call_has_unique_element_ids_on_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     call = await look(monkeypatch, json.dumps({"to": "\u202eann"}, ensure_ascii=False))
@@ -93,7 +93,7 @@ async def test_a_call_has_names_of_its_own_wherever_it_stands_on_the_page(
     assert ids(call, other) == ids(call) | ids(other)
 
 
-def test_a_server_without_our_search_attributes_says_what_to_run() -> None:
+def test_a_server_without_our_search_attributes_gets_a_setup_hint() -> None:
     said = "invalid query: invalid search attribute: EverlongPendingApprovals"
     refused = translate_rpc_error(RPCError(said, RPCStatusCode.INVALID_ARGUMENT, b""), "")
     assert isinstance(refused, SetupRefused)

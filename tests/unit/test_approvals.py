@@ -46,7 +46,7 @@ def kinds(state: ThreadState) -> list[Kind]:
     return [note.kind for note in state.notes]
 
 
-def test_only_calls_that_need_approval_are_asked_for_and_each_once() -> None:
+def test_each_call_that_needs_approval_is_requested_once() -> None:
     state = approvals.request(state_of(asks(), CallOptions(), asks()), NOW_MS)
     assert [each.id for each in approvals.list_pending(state)] == ["4-1", "4-3"]
     assert kinds(state) == [Kind.ASKED, Kind.ASKED]
@@ -84,9 +84,7 @@ def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
         (decision(1, by="Alice"), "'Alice' may not decide '4-1'; alice or bob may"),
     ],
 )
-def test_a_decision_that_does_not_count_is_refused_with_a_reason(
-    decide: Decide, reason: str
-) -> None:
+def test_an_invalid_decision_is_refused_with_a_reason(decide: Decide, reason: str) -> None:
     state = approvals.request(state_of(asks(approvers=("alice", "bob")), asks()), NOW_MS)
     state = approvals.decide(state, decision(2), NOW_MS)
     refused = approvals.explain_refusal(state, decide, NOW_MS)
@@ -94,7 +92,7 @@ def test_a_decision_that_does_not_count_is_refused_with_a_reason(
     assert bool(reason) == bool(refused)
 
 
-def test_a_decision_that_is_sent_again_changes_nothing() -> None:
+def test_a_repeated_decision_changes_nothing() -> None:
     state = approvals.request(state_of(asks()), NOW_MS)
     once = approvals.decide(state, decision(), NOW_MS, "request 1")
     assert approvals.explain_refusal(once, decision(), NOW_MS, "request 1") == ""
@@ -114,7 +112,7 @@ def test_a_deadline_is_kept_to_the_millisecond() -> None:
     assert approvals.get_time_to_deadline(state, NOW_MS + 9999) == timedelta(0)
 
 
-def test_an_escalation_gives_others_as_long_and_is_the_only_one() -> None:
+def test_an_escalation_grants_the_same_time_once() -> None:
     options = asks(
         approvers=("alice",), deadline_seconds=10.0, on_deadline="escalate", escalate_to=("chief",)
     )
@@ -131,13 +129,13 @@ def test_an_escalation_gives_others_as_long_and_is_the_only_one() -> None:
     assert kinds(late) == [Kind.ASKED, Kind.DECIDED, Kind.DECIDED]
 
 
-def test_somebody_who_decides_in_time_is_not_overruled_by_the_deadline() -> None:
+def test_a_decision_in_time_is_not_overruled_by_the_deadline() -> None:
     state = approvals.request(state_of(asks(deadline_seconds=1.0)), NOW_MS)
     state = approvals.decide(state, decision(), NOW_MS + 999)
     assert approvals.expire(state, NOW_MS + 5000) == state
 
 
-def test_a_decision_that_comes_after_the_deadline_is_late_though_the_timer_is_later() -> None:
+def test_a_decision_after_the_deadline_is_late_even_before_its_timer() -> None:
     state = approvals.request(state_of(asks(deadline_seconds=1.0), asks()), NOW_MS)
     late_ms = NOW_MS + 1000
     assert approvals.explain_refusal(state, decision(), late_ms - 1) == ""
@@ -147,7 +145,7 @@ def test_a_decision_that_comes_after_the_deadline_is_late_though_the_timer_is_la
     assert (late.calls[0].approved, late.calls[0].result is not None) == (False, True)
 
 
-def test_a_result_of_another_call_leaves_an_approval_as_it_is() -> None:
+def test_a_result_of_another_call_does_not_change_an_approval() -> None:
     state = approvals.request(state_of(asks(), CallOptions()), NOW_MS)
     done = ToolResult(
         entry=build_entry(1, Kind.TOOL_RESULT, Message(role="tool", call_id="c2"), NOW_MS),
@@ -170,7 +168,7 @@ def test_only_the_last_decisions_are_remembered(count: int) -> None:
     assert state.decided[-1] == f"{count - 1}-1"
 
 
-def test_what_the_model_is_told_of_a_denial_is_bounded() -> None:
+def test_the_denial_that_the_model_reads_is_bounded() -> None:
     wide = "\U0001f600"
     state = approvals.request(state_of(asks()), NOW_MS)
     decide = Decide(id="4-1", approve=False, by=wide * 64, reason=wide * 300)
@@ -190,7 +188,7 @@ def test_a_decision_names_the_run_that_asked_once_the_thread_has_rolled() -> Non
     assert [data and data["asked_run"] for data in asked] == ["run-1", "run-1", "run-1"]
 
 
-def test_a_decision_that_is_carried_to_the_next_run_counts_its_whole_size() -> None:
+def test_a_decision_carried_to_the_next_run_counts_its_whole_size() -> None:
     state = approvals.request(state_of(asks()), NOW_MS)
     state = approvals.decide(state, decision(1), NOW_MS)
     carried = approvals.carry(state, "run-1")

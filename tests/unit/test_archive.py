@@ -48,7 +48,7 @@ print(count, longest, calls)
 
 
 @pytest.mark.guarantee(98)
-async def test_an_archive_says_what_the_journal_says() -> None:
+async def test_an_archive_holds_every_journal_entry() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     archive = await StoredArchive.open(life.packs, manifest)
@@ -93,7 +93,7 @@ async def test_a_message_is_in_the_file_once() -> None:
     assert read_body(rows[natives[0] - 1], whole=True)["model_name"] == "some-model"
 
 
-async def test_what_was_shown_is_not_in_the_file_twice() -> None:
+async def test_excerpts_are_not_in_the_file_twice() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     archive = await StoredArchive.open(life.packs, await life.archived())
     rows = await asyncio.to_thread(archive.file.read, 1, archive.file.rows)
@@ -105,7 +105,7 @@ async def test_what_was_shown_is_not_in_the_file_twice() -> None:
 
 
 @pytest.mark.guarantee(98)
-async def test_a_snapshot_in_force_that_is_gone_is_an_error_and_older_ones_are_counted() -> None:
+async def test_a_lost_current_snapshot_is_an_error_and_older_ones_are_counted() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     entries = await life.journal.read(life.head)
@@ -143,7 +143,7 @@ async def test_a_row_group_is_fetched_once_when_it_is_read_back(
     assert store.bytes_read < 3 * manifest.size_bytes
 
 
-async def test_an_exported_file_is_for_its_user_alone(tmp_path: Path) -> None:
+async def test_an_exported_file_is_private_to_its_user(tmp_path: Path) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     path = tmp_path / "ops-7.parquet"
     await archive_writer.export(life.packs, await life.archived(), path)
@@ -216,7 +216,7 @@ async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> 
 
 
 @pytest.mark.guarantee(99)
-async def test_files_that_were_left_behind_are_removed_after_a_day() -> None:
+async def test_orphaned_files_are_removed_after_a_day() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     kept = await life.archived(0)
@@ -244,7 +244,7 @@ async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
 
 
 @pytest.mark.guarantee(98)
-async def test_a_row_that_differs_is_found_though_the_digest_fits(tmp_path: Path) -> None:
+async def test_a_different_row_is_found_even_if_the_digest_matches(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     manifest = await life.archived()
@@ -279,7 +279,7 @@ async def _verify_rows(
 
 
 @pytest.mark.guarantee(98)
-async def test_it_is_read_back_from_the_store_and_from_no_cache() -> None:
+async def test_an_archive_is_verified_from_the_store_and_not_from_the_cache() -> None:
     behind = MemoryBlobStore()
     cached = CachedBlobStore(behind, memory_bytes_max=limits.MIB, disk_bytes_max=0)
     life = await build_thread(PackStore(cached))
@@ -292,7 +292,7 @@ async def test_it_is_read_back_from_the_store_and_from_no_cache() -> None:
 
 
 @pytest.mark.guarantee(101)
-async def test_of_a_long_journal_only_what_is_asked_for_is_read(
+async def test_only_requested_parts_of_a_long_journal_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(parquet, "GROUP_ROWS_MAX", 16)
@@ -336,7 +336,7 @@ async def revived(life: Life, seq: int | None = None) -> tuple[Journal, SegmentR
 
 
 @pytest.mark.guarantee(101)
-async def test_a_revived_journal_needs_nothing_of_the_old_one() -> None:
+async def test_a_revived_journal_does_not_need_the_old_one() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     entries = await life.journal.read(life.head)

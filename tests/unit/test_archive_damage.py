@@ -29,7 +29,7 @@ async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]
 
 @pytest.mark.guarantee(98)
 @pytest.mark.parametrize("keys", [None, Keyring({"k1": KEY_1})], ids=["plain", "sealed"])
-async def test_a_flipped_bit_is_told_or_changes_nothing_that_is_read(keys: Keyring | None) -> None:
+async def test_a_flipped_bit_is_reported_or_changes_no_content(keys: Keyring | None) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store, keys))
     manifest = await life.archived()
@@ -51,7 +51,7 @@ async def test_a_flipped_bit_is_told_or_changes_nothing_that_is_read(keys: Keyri
             await _read(life.packs, manifest)
 
 
-async def test_a_file_that_was_cut_off_is_not_opened() -> None:
+async def test_a_truncated_file_is_not_opened() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     manifest = await life.archived()
@@ -75,7 +75,7 @@ async def _forged(
     return dataclasses.replace(manifest, **vars(digests.hash_file(path)))
 
 
-async def test_a_file_of_other_columns_is_told_and_nothing_else_is_raised(tmp_path: Path) -> None:
+async def test_a_file_with_other_columns_is_reported_as_corrupt(tmp_path: Path) -> None:
     changes: list[Callable[[pa.Table], pa.Table]] = [
         lambda table: table.rename_columns(
             ["sdq" if name == "seq" else name for name in table.column_names]
@@ -93,7 +93,7 @@ async def test_a_file_of_other_columns_is_told_and_nothing_else_is_raised(tmp_pa
             await _read(life.packs, manifest)
 
 
-async def test_a_file_that_does_not_say_whose_it_is_is_refused(tmp_path: Path) -> None:
+async def test_a_file_without_its_thread_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[bytes, type[EverlongError], str]] = [
         (b"{", BlobCorrupt, "does not name its thread"),
         (b"\xff", BlobCorrupt, "does not name its thread"),
@@ -106,7 +106,7 @@ async def test_a_file_that_does_not_say_whose_it_is_is_refused(tmp_path: Path) -
             await StoredArchive.open(life.packs, manifest)
 
 
-async def test_the_digest_of_the_footer_is_that_of_the_bytes_parquet_says(tmp_path: Path) -> None:
+async def test_the_footer_digest_covers_the_bytes_that_parquet_declares(tmp_path: Path) -> None:
     for keys in (None, Keyring({"k1": KEY_1})):
         life = await build_thread(PackStore(MemoryBlobStore(), keys))
         manifest = await life.archived()
@@ -116,7 +116,7 @@ async def test_the_digest_of_the_footer_is_that_of_the_bytes_parquet_says(tmp_pa
         assert manifest.footer_sha256 == hashlib.sha256(data[-footer_bytes:]).hexdigest()
 
 
-async def test_what_is_exported_was_verified_whole(tmp_path: Path) -> None:
+async def test_an_export_is_verified_whole(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     manifest = await life.archived()
@@ -127,7 +127,7 @@ async def test_what_is_exported_was_verified_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
+async def test_a_failed_export_is_reported_and_overwrites_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
@@ -152,7 +152,7 @@ async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
     assert list(tmp_path.iterdir()) == [mine]
 
 
-async def test_a_manifest_of_a_footer_that_fits_into_no_memory_is_refused() -> None:
+async def test_a_manifest_with_an_oversized_footer_is_refused() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     key = manifests.archive_key(life.thread, manifest.archive_id, manifests.MANIFEST)

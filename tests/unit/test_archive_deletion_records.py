@@ -36,7 +36,7 @@ def keys_of(store: MemoryBlobStore) -> list[str]:
 
 
 @pytest.mark.parametrize("keys", [None, SEALED], ids=["plain", "sealed"])
-async def test_who_freed_a_thread_is_read_again_and_the_archives_stay_what_they_are(
+async def test_a_deletion_record_reads_back_and_changes_no_archive(
     keys: Keyring | None,
 ) -> None:
     store = MemoryBlobStore()
@@ -53,7 +53,7 @@ async def test_who_freed_a_thread_is_read_again_and_the_archives_stay_what_they_
     assert await writer.delete_orphans(store, life.thread, NOW_MS + 9 * day_ms) == 0
 
 
-async def test_a_listing_names_who_did_it_last() -> None:
+async def test_a_listing_names_the_latest_deletion_record() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     kept, gone = await life.archived(0), await life.archived(1)
     await freed.write(life.packs, record(gone, "ann", NOW_MS))
@@ -68,7 +68,7 @@ async def test_a_listing_names_who_did_it_last() -> None:
     assert (newest.freed_id, more) == (last, True)
 
 
-async def test_a_record_is_not_read_with_another_key_nor_in_another_place() -> None:
+async def test_a_record_is_not_read_with_another_key_or_in_another_place() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store, SEALED))
     first, second = await life.archived(0), await life.archived(1)
@@ -87,9 +87,7 @@ async def test_a_record_is_not_read_with_another_key_nor_in_another_place() -> N
         await freed.read(life.packs, life.thread, second.archive_id, freed_id)
 
 
-async def test_a_plain_record_is_refused_where_there_are_keys_and_elsewhere_if_it_is_moved() -> (
-    None
-):
+async def test_a_plain_record_is_refused_with_keys_and_after_a_move() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     first, second = await life.archived(0), await life.archived(1)
@@ -105,7 +103,7 @@ async def test_a_plain_record_is_refused_where_there_are_keys_and_elsewhere_if_i
         await freed.read(life.packs, life.thread, first.archive_id, freed_id)
 
 
-async def test_a_sweep_takes_a_record_as_it_takes_an_archive() -> None:
+async def test_a_sweep_treats_a_record_like_an_archive() -> None:
     world = FakeNamespace(MemoryBlobStore())
     life = await build_thread(world.packs)
     manifest = dataclasses.replace(await life.archived(), namespace=world.namespace)

@@ -51,7 +51,7 @@ async def stored_manifest(store: MemoryBlobStore, manifest: Manifest) -> tuple[s
 
 
 @pytest.mark.guarantee(100)
-async def test_nothing_that_was_said_lies_in_the_clear() -> None:
+async def test_no_message_is_stored_in_plain_text() -> None:
     store = MemoryBlobStore()
     life = await build_thread(sealed(store))
     manifest = await life.archived()
@@ -68,7 +68,7 @@ async def test_nothing_that_was_said_lies_in_the_clear() -> None:
 
 
 @pytest.mark.guarantee(100)
-async def test_any_tool_that_has_the_key_reads_it(tmp_path: Path) -> None:
+async def test_a_parquet_tool_with_the_key_reads_the_file(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await build_thread(sealed(store))
     manifest = await life.archived()
@@ -89,7 +89,7 @@ async def test_any_tool_that_has_the_key_reads_it(tmp_path: Path) -> None:
     ]
 
 
-async def test_another_key_or_none_reads_nothing() -> None:
+async def test_a_wrong_or_missing_key_reads_nothing() -> None:
     store = MemoryBlobStore()
     manifest = await (await build_thread(sealed(store))).archived()
     with pytest.raises(KeyMissing, match="EVERLONG_KEYS"):
@@ -103,7 +103,7 @@ async def test_another_key_or_none_reads_nothing() -> None:
 
 
 @pytest.mark.guarantee(100)
-async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
+async def test_a_manifest_written_without_the_key_is_refused() -> None:
     store = MemoryBlobStore()
     life = await build_thread(sealed(store))
     manifest = await life.archived()
@@ -122,7 +122,7 @@ async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
         await manifests.read(sealed(store, "k1", KEY_2), life.thread, manifest.archive_id)
 
 
-async def test_a_tag_is_over_all_that_stands_before_it() -> None:
+async def test_a_tag_covers_all_bytes_before_it() -> None:
     store = MemoryBlobStore()
     life = await build_thread(sealed(store))
     manifest = await life.archived()
@@ -146,7 +146,7 @@ async def test_a_tag_is_over_all_that_stands_before_it() -> None:
 
 
 @pytest.mark.guarantee(100)
-async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -> None:
+async def test_an_unsealed_archive_is_refused_with_keys() -> None:
     store = MemoryBlobStore()
     plain = await build_thread(PackStore(store))
     manifest = await plain.archived()
@@ -163,7 +163,7 @@ async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -
 
 
 @pytest.mark.guarantee(100)
-async def test_a_sealed_file_that_was_changed_is_refused_though_its_digest_was_too() -> None:
+async def test_a_changed_sealed_file_is_refused_even_with_a_changed_digest() -> None:
     store = MemoryBlobStore()
     life = await build_thread(sealed(store))
     manifest = await life.archived()

@@ -86,7 +86,7 @@ async def test_no_damage_of_a_manifest_goes_unnoticed(keys: Keyring | None) -> N
 
 
 @EITHER
-async def test_no_damage_of_a_record_of_who_freed_a_thread_goes_unnoticed(
+async def test_no_damage_of_a_deletion_record_goes_unnoticed(
     keys: Keyring | None,
 ) -> None:
     store, chosen = MemoryBlobStore(), random.Random(16)
@@ -146,7 +146,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-async def test_a_manifest_with_fields_that_no_writer_gives_it_is_refused(
+async def test_a_manifest_with_unknown_fields_is_refused(
     change: Callable[[dict[str, Any]], None],
 ) -> None:
     manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
@@ -154,7 +154,7 @@ async def test_a_manifest_with_fields_that_no_writer_gives_it_is_refused(
         manifests.load(forged(manifest, change), key_of(manifest))
 
 
-async def test_a_field_that_is_there_twice_is_refused_though_the_digest_fits() -> None:
+async def test_a_duplicate_field_is_refused_even_if_the_digest_matches() -> None:
     manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
     fields = json.loads(manifests.dump(manifest, None))
     del fields["digest"]
@@ -167,7 +167,7 @@ async def test_a_field_that_is_there_twice_is_refused_though_the_digest_fits() -
         manifests.load(data, key_of(manifest))
 
 
-async def test_another_namespace_or_thread_in_a_manifest_does_not_fit_its_place() -> None:
+async def test_a_manifest_of_another_namespace_or_thread_is_refused() -> None:
     manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
     for name in ("thread_id", "namespace"):
         data = forged(manifest, lambda fields, name=name: fields.update({name: "other"}))  # type: ignore[misc]
@@ -192,7 +192,7 @@ async def test_another_namespace_or_thread_in_a_manifest_does_not_fit_its_place(
     ],
     ids=lambda changes: next(iter(changes)),
 )
-async def test_a_manifest_that_says_something_else_than_its_file_is_refused(
+async def test_a_manifest_that_contradicts_its_file_is_refused(
     changes: dict[str, Any],
 ) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
@@ -202,7 +202,7 @@ async def test_a_manifest_that_says_something_else_than_its_file_is_refused(
 
 
 @pytest.mark.parametrize("name", ["first_ms", "last_ms", "snapshot_seq", "snapshots_missing"])
-async def test_a_manifest_that_says_something_else_than_the_journal_is_refused(name: str) -> None:
+async def test_a_manifest_that_contradicts_the_journal_is_refused(name: str) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     other = dataclasses.replace(manifest, **{name: getattr(manifest, name) + 1})
@@ -210,7 +210,7 @@ async def test_a_manifest_that_says_something_else_than_the_journal_is_refused(n
         await archive_writer.verify(life.packs, life.journal, life.head, other)
 
 
-async def test_a_manifest_that_is_too_long_is_refused() -> None:
+async def test_an_overlong_manifest_is_refused() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     manifest = await life.archived()
@@ -234,7 +234,7 @@ TEXT = st.text('aä\u2028\n"\\{}:,\0😀 ', max_size=20)
         TEXT.filter(lambda name: name not in ("version", "digest")), TEXT | st.integers()
     )
 )
-def test_whatever_is_written_is_read_again(fields: dict[str, Any]) -> None:
+def test_every_written_manifest_reads_back(fields: dict[str, Any]) -> None:
     stored = {"version": 2, **fields}
     assert checked_json.load(checked_json.dump(stored), "key", version=2) == stored
 
@@ -261,7 +261,7 @@ async def thread() -> Thread:
 
 
 @pytest.mark.guarantee(98)
-async def test_an_archive_that_cannot_be_read_is_passed_over_and_named(thread: Thread) -> None:
+async def test_an_unreadable_archive_is_skipped_and_named(thread: Thread) -> None:
     found = await thread.search()
     assert found.manifest == thread.made[1]
     [passed] = found.passed_over
@@ -270,7 +270,7 @@ async def test_an_archive_that_cannot_be_read_is_passed_over_and_named(thread: T
     assert "Restore it from a backup" in str(passed)
 
 
-async def test_one_whose_name_sorts_after_all_times_is_passed_over(thread: Thread) -> None:
+async def test_an_archive_whose_name_sorts_last_is_skipped(thread: Thread) -> None:
     for name in ("99991231T235959999Z-ffffffff", "99999999T999999999Z-00000000"):
         thread.store._objects[
             manifests.archive_key(thread.life.thread, name, manifests.MANIFEST)
@@ -280,7 +280,7 @@ async def test_one_whose_name_sorts_after_all_times_is_passed_over(thread: Threa
     assert len(found.passed_over) == 3
 
 
-async def test_where_none_can_be_read_there_is_none_and_all_are_named(thread: Thread) -> None:
+async def test_unreadable_archives_are_all_named(thread: Thread) -> None:
     for each in thread.made:
         thread.store._objects[key_of(each)] = b"{"
     found = await thread.search()
@@ -288,7 +288,7 @@ async def test_where_none_can_be_read_there_is_none_and_all_are_named(thread: Th
     assert len(found.passed_over) == 3
 
 
-async def test_a_store_that_does_not_answer_is_no_archive_that_cannot_be_read(
+async def test_a_silent_store_is_no_unreadable_archive(
     thread: Thread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> bytes:
@@ -299,7 +299,7 @@ async def test_a_store_that_does_not_answer_is_no_archive_that_cannot_be_read(
         await thread.search()
 
 
-async def test_the_search_ends_after_a_hundred(thread: Thread) -> None:
+async def test_the_search_ends_after_a_hundred_archives(thread: Thread) -> None:
     for number in range(150):
         key = manifests.archive_key(
             thread.life.thread, f"20990101T000000{number:03}Z-00000000", manifests.MANIFEST

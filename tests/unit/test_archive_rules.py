@@ -55,9 +55,7 @@ def ended(status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1) ->
         (ended("timed_out", answered=0), "in the middle of a turn (timed_out)"),
     ],
 )
-def test_only_a_thread_that_has_journalled_all_it_had_may_be_freed(
-    found: ThreadStatus, words: str
-) -> None:
+def test_only_a_fully_journalled_thread_may_be_freed(found: ThreadStatus, words: str) -> None:
     why = archives.why_not_freed("ops-7", found)
     assert bool(why) == bool(words)
     assert words in why
@@ -118,7 +116,7 @@ async def ended_threads(monkeypatch: pytest.MonkeyPatch) -> Ended:
     return Ended(monkeypatch, await build_thread(PackStore(MemoryBlobStore())))
 
 
-async def test_an_end_is_due_unless_an_archive_is_of_the_same_journal(ended_threads: Ended) -> None:
+async def test_an_ended_thread_is_due_unless_its_journal_is_archived(ended_threads: Ended) -> None:
     life = ended_threads.life
     ended_threads.add("ops-7")
     ended_threads.heads["ops-7"] = life.head
@@ -137,7 +135,7 @@ async def test_an_end_is_due_unless_an_archive_is_of_the_same_journal(ended_thre
     assert (found.archived, found.failed) == ((), ())
 
 
-async def test_an_archive_that_nobody_here_can_read_is_written_anew(ended_threads: Ended) -> None:
+async def test_an_unreadable_archive_is_rewritten(ended_threads: Ended) -> None:
     store = ended_threads.life.packs.store
     life = await build_thread(PackStore(store, Keyring({"k1": KEY_1})), "sealed")
     await life.archived()
@@ -152,7 +150,7 @@ async def test_an_archive_that_nobody_here_can_read_is_written_anew(ended_thread
 
 
 @pytest.mark.parametrize("name", ["20991231T235959999Z-ffffffff", "99999999T999999999Z-ffffffff"])
-async def test_an_archive_that_cannot_be_read_has_no_sweep_archive_again_and_is_named(
+async def test_an_unreadable_archive_is_named_and_not_archived_at_each_sweep(
     ended_threads: Ended,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -204,7 +202,7 @@ async def test_a_store_that_fails_while_archives_are_listed_is_raised_and_not_li
         await archives.list_archives(CLIENT, packs)
 
 
-async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
+async def test_a_failed_thread_blocks_no_other_and_bounds_are_reported(
     ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(4):
@@ -224,7 +222,7 @@ async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
     assert not (await ended_threads.archive()).is_complete
 
 
-async def test_a_manifest_that_cannot_be_read_now_is_told_and_holds_up_nobody(
+async def test_a_temporarily_unreadable_manifest_is_reported_and_blocks_no_other(
     ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = manifests.list_ids
@@ -242,7 +240,7 @@ async def test_a_manifest_that_cannot_be_read_now_is_told_and_holds_up_nobody(
     assert found.failed == ("ops-7: the store is away",)
 
 
-async def test_a_history_that_does_not_say_where_the_journal_ends_is_no_empty_journal() -> None:
+async def test_a_history_without_a_journal_head_is_no_empty_journal() -> None:
     pages = [b"more", b"more", b""]
 
     async def page(_request: object) -> GetWorkflowExecutionHistoryReverseResponse:
@@ -288,7 +286,7 @@ def plan(**given: Any) -> ArchivePlan:
     return ArchivePlan(**{**same, **other, **given})
 
 
-def test_a_plan_says_in_words_what_would_be_done() -> None:
+def test_a_plan_describes_its_actions() -> None:
     words = "\n".join(describe_plan(plan(runs_deleted=3, ends=True)))
     assert "4 entries of thread ops-7 (archived) are archived" in words
     assert "asked to end first" in words
@@ -324,7 +322,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return found
 
 
-def test_what_ends_a_thread_is_asked_about_first(asked: Asked) -> None:
+def test_ending_a_thread_asks_for_confirmation(asked: Asked) -> None:
     for arguments, words in (
         (["--then", "close"], "cannot be started again"),
         (["--then", "free"], "its histories will be deleted"),
@@ -340,7 +338,7 @@ def test_what_ends_a_thread_is_asked_about_first(asked: Asked) -> None:
     assert asked.done == 5
 
 
-def test_where_nothing_can_be_exported_to_nothing_is_done(asked: Asked, tmp_path: Path) -> None:
+def test_an_unwritable_export_target_stops_the_command(asked: Asked, tmp_path: Path) -> None:
     there = tmp_path / "there.parquet"
     there.write_text("mine")
     for path in (there, tmp_path / "no" / "x.parquet"):

@@ -49,7 +49,7 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
 
 @pytest.mark.guarantee(111)
 @pytest.mark.parametrize("then", ARCHIVE_THEN)
-async def test_who_may_archive_may_not_free_for_that(then: str) -> None:
+async def test_the_archive_permission_does_not_include_freeing(then: str) -> None:
     async with open_http_client(access=ROLES) as client:
         for role in Role:
             answer = await client.post(
@@ -62,7 +62,7 @@ async def test_who_may_archive_may_not_free_for_that(then: str) -> None:
 
 
 @pytest.mark.guarantee(91)
-async def test_no_route_answers_somebody_whom_nobody_knows() -> None:
+async def test_no_route_answers_an_unauthenticated_request() -> None:
     async with open_http_client(access=ROLES) as client:
         for method, path, _ in OPERATIONS:
             answer = await client.request(method, path.format(**VALUES), json={})
@@ -70,7 +70,7 @@ async def test_no_route_answers_somebody_whom_nobody_knows() -> None:
             assert answer.json()["error"]["type"] == "NotAuthenticated"
 
 
-async def test_the_table_is_what_the_roles_are_meant_to_be() -> None:
+async def test_the_role_table_is_pinned() -> None:
     assert set(list_actions(Role.VIEWER)) == {"read", "decode", "query"}
     assert set(list_actions(Role.APPROVER)) == {"read", "decode", "query", "decide"}
     operator = set(list_actions(Role.OPERATOR))
@@ -81,7 +81,7 @@ async def test_the_table_is_what_the_roles_are_meant_to_be() -> None:
     assert set(list_actions(Role.ADMIN)) == set(PERMISSIONS)
 
 
-async def test_every_route_of_the_server_is_public_on_purpose_or_described() -> None:
+async def test_every_route_is_public_on_purpose_or_has_a_role() -> None:
     app = create_admin_app(make_context(), Access())
     described = set(app.openapi()["paths"])
     others = {getattr(route, "path", "") for route in app.routes} - described
@@ -89,7 +89,7 @@ async def test_every_route_of_the_server_is_public_on_purpose_or_described() -> 
     assert api == {"/api/v1/openapi.json"}
 
 
-async def test_everybody_on_this_machine_is_let_in_where_there_is_no_token() -> None:
+async def test_local_requests_are_allowed_without_a_token() -> None:
     async with open_http_client() as client:
         who = (await client.get(SESSION)).json()
     assert (who["name"], who["role"], who["via"]) == ("", "admin", "loopback")
@@ -104,7 +104,7 @@ async def test_a_wrong_token_is_refused(token: str) -> None:
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_many_wrong_tokens_at_once_are_turned_away() -> None:
+async def test_concurrent_wrong_tokens_are_rejected() -> None:
     async with open_http_client(access=ROLES) as client:
         wrong = {"authorization": "Bearer wrong"}
         answers = await asyncio.gather(
@@ -116,7 +116,7 @@ async def test_many_wrong_tokens_at_once_are_turned_away() -> None:
     assert right.status_code == 200
 
 
-async def test_a_token_buys_a_session_until_its_browser_logs_out() -> None:
+async def test_a_token_opens_a_session_until_logout() -> None:
     async with open_http_client(access=ROLES) as client:
         login = await client.post(SESSION, json={"token": TOKENS[Role.OPERATOR]}, headers=OWN)
         assert login.json()["name"] == "Operator"
@@ -131,7 +131,7 @@ async def test_a_token_buys_a_session_until_its_browser_logs_out() -> None:
         assert (await client.get("/api/v1/threads")).status_code == 401
 
 
-async def test_a_session_that_was_ended_is_of_no_use_to_who_kept_its_cookie() -> None:
+async def test_a_kept_cookie_of_an_ended_session_is_rejected() -> None:
     async with open_http_client(access=ROLES) as client:
         await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=OWN)
         kept = dict(client.cookies)
@@ -140,7 +140,7 @@ async def test_a_session_that_was_ended_is_of_no_use_to_who_kept_its_cookie() ->
         assert (await client.get("/api/v1/threads")).status_code == 401
 
 
-async def test_over_https_the_cookie_is_for_https_alone() -> None:
+async def test_the_cookie_is_secure_over_https() -> None:
     async with open_http_client(access=ROLES, host="https://ops.example.org") as client:
         headers = {"sec-fetch-site": "same-origin"}
         login = await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=headers)
@@ -156,7 +156,7 @@ async def test_over_https_the_cookie_is_for_https_alone() -> None:
         ("/\\e", "/"),
     ],
 )
-async def test_after_a_login_a_browser_stays_on_this_server(wanted: str, leads_to: str) -> None:
+async def test_a_login_redirects_only_within_this_server(wanted: str, leads_to: str) -> None:
     async with open_http_client(access=ROLES) as client:
         answer = await client.post(
             "/login", params={"next": wanted}, data={"token": TOKENS[Role.VIEWER]}, headers=OWN
@@ -164,7 +164,7 @@ async def test_after_a_login_a_browser_stays_on_this_server(wanted: str, leads_t
     assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
 
 
-async def test_a_page_leads_somebody_unknown_to_the_login() -> None:
+async def test_a_page_redirects_unauthenticated_users_to_the_login() -> None:
     async with open_http_client(access=ROLES) as client:
         answer = await client.get("/threads/a", headers={"accept": "text/html"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/threads/a")
@@ -180,7 +180,7 @@ FOREIGN = [
 
 @pytest.mark.guarantee(92)
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-async def test_another_sites_page_changes_nothing_with_a_browsers_session(
+async def test_a_cross_site_request_with_a_session_is_rejected(
     headers: dict[str, str],
 ) -> None:
     async with open_http_client(access=ROLES) as client:
@@ -193,7 +193,7 @@ async def test_another_sites_page_changes_nothing_with_a_browsers_session(
 
 @pytest.mark.guarantee(92)
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-async def test_another_sites_page_changes_nothing_where_there_is_no_token(
+async def test_a_cross_site_request_without_a_token_is_rejected(
     headers: dict[str, str],
 ) -> None:
     async with open_http_client() as client:
@@ -218,7 +218,7 @@ async def test_the_temporal_uis_origin_may_decode_and_nothing_else() -> None:
 
 @pytest.mark.guarantee(91)
 @pytest.mark.parametrize("host", ["http://evil.example", "http://evil.example:8234"])
-async def test_a_host_name_that_points_here_is_not_let_in_without_a_token(host: str) -> None:
+async def test_a_rebound_host_name_is_rejected_without_a_token(host: str) -> None:
     async with open_http_client(host=host) as client:
         for path in ("/api/v1/threads", "/", "/decode"):
             assert (await client.get(path)).status_code == 400
@@ -253,13 +253,13 @@ async def test_tokens_have_names_and_roles() -> None:
         "ana:viewer",
     ],
 )
-async def test_tokens_that_are_wrong_are_refused_without_being_repeated(text: str) -> None:
+async def test_invalid_tokens_are_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(ConfigError, match="EVERLONG_TOKENS") as refused:
         parse_tokens(text)
     assert "abcdefghijklmnop" not in str(refused.value)
 
 
-async def test_the_same_token_for_two_people_is_refused() -> None:
+async def test_the_same_token_for_two_users_is_refused() -> None:
     with pytest.raises(ConfigError, match="twice"):
         parse_tokens("ana:viewer:abcdefghijklmnop,bo:admin:abcdefghijklmnop")
     with pytest.raises(ConfigError, match="a token of their own"):
@@ -267,7 +267,7 @@ async def test_the_same_token_for_two_people_is_refused() -> None:
 
 
 @pytest.mark.parametrize("token", ["t", "hunter2", "fifteen-letters", "a-lőng-token-of-ours"])
-async def test_the_shared_token_is_as_long_as_any_and_is_not_repeated(token: str) -> None:
+async def test_a_short_shared_token_is_refused_without_being_quoted(token: str) -> None:
     with pytest.raises(
         ConfigError, match=r"EVERLONG_TOKEN needs .*secrets\.token_urlsafe"
     ) as refused:
@@ -284,7 +284,7 @@ PROXY = {
 
 
 @pytest.mark.parametrize("missing", ["EVERLONG_TRUSTED_PROXIES", "EVERLONG_HOSTS"])
-async def test_a_header_is_believed_only_from_proxies_and_for_hosts_that_are_named(
+async def test_a_user_header_is_trusted_only_from_listed_proxies_and_hosts(
     missing: str,
 ) -> None:
     with pytest.raises(ConfigError, match=missing):
@@ -306,7 +306,7 @@ async def as_proxied(address: str, headers: dict[str, str]) -> httpx.Response:
         ({"x-forwarded-user": "ana", "x-role": "Operator"}, "operator"),
     ],
 )
-async def test_a_proxy_says_who_somebody_is(headers: dict[str, str], role: str) -> None:
+async def test_a_trusted_proxy_names_the_user(headers: dict[str, str], role: str) -> None:
     for address in ("10.0.0.9", "192.0.2.7"):
         who = (await as_proxied(address, headers)).json()
         assert (who["name"], who["role"], who["via"]) == ("ana", role, "proxy")
@@ -322,16 +322,16 @@ async def test_a_proxy_says_who_somebody_is(headers: dict[str, str], role: str) 
         ("nonsense", {"x-forwarded-user": "ana"}),
     ],
 )
-async def test_anybody_else_is_not_believed(address: str, headers: dict[str, str]) -> None:
+async def test_other_peers_cannot_name_a_user(address: str, headers: dict[str, str]) -> None:
     assert (await as_proxied(address, headers)).status_code == 401
 
 
-async def test_without_the_setting_no_header_is_believed() -> None:
+async def test_user_headers_are_ignored_without_the_setting() -> None:
     access = settings(EVERLONG_TOKEN="shared-by-everybody", EVERLONG_TRUSTED_PROXIES="10.0.0.9")
     assert access.authenticate({"x-forwarded-user": "ana"}, "10.0.0.9") is None
 
 
-async def test_behind_a_proxy_changes_come_from_the_name_that_browsers_see() -> None:
+async def test_requests_behind_a_proxy_are_checked_against_its_public_host() -> None:
     access = settings(**PROXY)
     async with open_http_client(
         access=access, address="10.0.0.9", host="http://127.0.0.1:8234"
@@ -345,7 +345,7 @@ async def test_behind_a_proxy_changes_come_from_the_name_that_browsers_see() -> 
 
 
 @pytest.mark.guarantee(93)
-async def test_who_has_a_name_cannot_act_as_another() -> None:
+async def test_a_named_user_cannot_act_as_another() -> None:
     access = ROLES
     user = access.find_by_token(TOKENS[Role.OPERATOR])
     assert user is not None

@@ -91,7 +91,7 @@ def test_a_session_of_json_lines_gives_one_turn_for_each_model_call(tmp_path: Pa
     assert b"thanks" in turns[2].before[0]
 
 
-def test_of_a_tree_of_entries_the_last_branch_is_read(tmp_path: Path) -> None:
+def test_the_last_branch_of_an_entry_tree_is_read(tmp_path: Path) -> None:
     path = tmp_path / "tree.jsonl"
     path.write_text(
         line("session", id="s")
@@ -104,7 +104,7 @@ def test_of_a_tree_of_entries_the_last_branch_is_read(tmp_path: Path) -> None:
     assert b"hello" in turn.before[0]
 
 
-async def test_sessions_of_a_directory_are_replayed_beside_plain_and_the_sdk(
+async def test_sessions_of_a_directory_are_replayed_with_plain_and_the_sdk(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "notes.jsonl").write_text('{"type": "other"}\n')
@@ -133,7 +133,7 @@ async def test_a_directory_without_sessions_is_refused(tmp_path: Path) -> None:
         await measure_transcripts(tmp_path)
 
 
-async def test_many_threads_are_measured_beside_the_ideal() -> None:
+async def test_many_threads_are_compared_with_the_ideal() -> None:
     size = many_threads.Size(threads=3, list_bytes=40_000, rounds=2, bounds=(MIB,), judged=False)
     report = await many_threads.measure_many_threads(size)
     [series] = report.series

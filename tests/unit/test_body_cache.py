@@ -41,7 +41,7 @@ async def test_a_body_is_parsed_once_while_the_cache_has_it() -> None:
     assert parses == 1
 
 
-async def test_an_object_that_is_gone_is_missing_though_it_was_parsed_before() -> None:
+async def test_a_deleted_object_is_missing_even_if_it_was_parsed_before() -> None:
     packs = cached(MemoryBlobStore())
     ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, BODY)
     await packs.parse_body(ref, parse)
@@ -50,7 +50,7 @@ async def test_an_object_that_is_gone_is_missing_though_it_was_parsed_before() -
         await packs.parse_body(ref, parse)
 
 
-async def test_other_bytes_under_the_same_name_are_checked_again() -> None:
+async def test_other_bytes_under_the_same_name_are_verified_again() -> None:
     store = MemoryBlobStore()
     packs = PackStore(store)
     ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, BODY)
@@ -62,7 +62,7 @@ async def test_other_bytes_under_the_same_name_are_checked_again() -> None:
         await packs.parse_body(ref, parse)
 
 
-async def test_a_body_is_not_read_once_its_key_is_gone() -> None:
+async def test_a_body_is_unreadable_once_its_key_is_gone() -> None:
     keys = {"old": b"o" * 32, "new": b"n" * 32}
     packs = cached(MemoryBlobStore(), Keyring({"old": keys["old"]}))
     ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, BODY)
@@ -72,7 +72,7 @@ async def test_a_body_is_not_read_once_its_key_is_gone() -> None:
         await packs.parse_body(ref, parse)
 
 
-async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parsed_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong.storage.pack_store._PARSED_BYTES_MAX", 64 * 1024)
     packs = cached(MemoryBlobStore())
     written = [

@@ -50,7 +50,7 @@ async def stored_bytes(packs: PackStore, ref: Ref) -> int:
     return len(await packs.store.get(object_key(ref)))
 
 
-async def test_a_snapshot_takes_what_is_new_in_it() -> None:
+async def test_a_snapshot_stores_only_its_new_part() -> None:
     packs = PackStore(MemoryBlobStore())
     bodies = snapshots(9)
     refs = await write_all(packs, bodies)
@@ -64,7 +64,7 @@ async def test_a_snapshot_takes_what_is_new_in_it() -> None:
         assert await PackStore(packs.store).read_body(ref) == body
 
 
-async def test_a_snapshot_unlike_the_last_one_stands_alone() -> None:
+async def test_a_snapshot_unlike_the_last_one_uses_no_dictionary() -> None:
     packs = PackStore(MemoryBlobStore())
     first, second = (json.dumps([text(n * 1000 + i, 12) for i in range(200)]) for n in (1, 2))
     _, ref = await write_all(packs, [first.encode(), second.encode()])
@@ -80,7 +80,7 @@ async def test_a_snapshot_unlike_the_last_one_stands_alone() -> None:
     ],
     ids=["long", "long dictionary", "short"],
 )
-async def test_what_a_reader_would_refuse_is_not_written(previous: str, body: str) -> None:
+async def test_an_unreadable_body_is_not_written(previous: str, body: str) -> None:
     packs = PackStore(MemoryBlobStore())
     _, ref = await write_all(packs, [previous.encode(), body.encode()])
     assert (await pack_of(packs, ref)).sources == []
@@ -95,7 +95,7 @@ async def test_a_snapshot_of_another_thread_is_no_dictionary() -> None:
     assert (await pack_of(packs, ref)).sources == []
 
 
-async def test_keys_that_rotate_end_a_row_of_snapshots() -> None:
+async def test_a_key_rotation_ends_a_chain_of_snapshots() -> None:
     store = MemoryBlobStore()
     old, new = {"k1": bytes(32)}, {"k2": bytes(range(32)), "k1": bytes(32)}
     bodies = snapshots(2)
@@ -141,7 +141,7 @@ async def test_an_excerpt_that_has_little_in_common_is_not_used() -> None:
     assert (await pack_of(packs, ref)).sources == []
 
 
-async def test_an_excerpt_that_is_all_of_it_is_enough() -> None:
+async def test_a_body_equal_to_its_excerpt_stores_a_reference() -> None:
     packs = PackStore(MemoryBlobStore())
     body = text(1, 4000).encode()
     excerpt, _ = await packs.write_body(THREAD, Kind.TOOL_RESULT, body)
@@ -164,7 +164,7 @@ async def test_a_damaged_excerpt_is_found_by_a_read_of_the_whole() -> None:
         await packs.read_body(ref)
 
 
-def test_the_built_in_dictionary_is_the_one_that_the_format_names() -> None:
+def test_the_built_in_dictionary_has_the_digest_of_the_format() -> None:
     root = Path(__file__).parents[2]
     dictionary = (root / "everlong" / "storage" / "dictionary-1.bin").read_bytes()
     digest = hashlib.blake2b(dictionary, digest_size=32).hexdigest()

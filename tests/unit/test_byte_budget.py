@@ -10,7 +10,7 @@ from everlong.storage.pack_store import ByteBudget
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 150), st.booleans()), min_size=1, max_size=20))
-async def test_whatever_waits_or_is_cancelled_the_bytes_come_back(
+async def test_waits_and_cancellations_always_return_the_bytes(
     shares: list[tuple[int, bool]],
 ) -> None:
     budget, most = ByteBudget(100), 0
@@ -32,7 +32,7 @@ async def test_whatever_waits_or_is_cancelled_the_bytes_come_back(
     assert budget.taken_bytes == 0
 
 
-async def test_a_large_share_is_not_passed_by_small_ones() -> None:
+async def test_small_requests_do_not_overtake_a_large_one() -> None:
     budget, order = ByteBudget(100), list[int]()
 
     async def work(size_bytes: int) -> None:

@@ -85,7 +85,7 @@ async def missing(call: Awaitable[bytes]) -> bool:
     return False
 
 
-async def test_it_is_a_store_and_shows_the_one_behind(cached: CachedBlobStore) -> None:
+async def test_a_cache_is_a_store_and_exposes_its_backend(cached: CachedBlobStore) -> None:
     assert isinstance(cached, BlobStore)
     assert repr(cached) == "memory:"
     with pytest.raises(BlobMissing, match="'v1/a' is not in memory:"):
@@ -109,7 +109,7 @@ async def test_an_object_is_read_from_the_store_once(
     assert 10 < stats.memory_bytes < 200
 
 
-async def test_what_was_put_is_not_read_from_the_store(
+async def test_a_put_object_is_not_read_from_the_store(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
     mutable = bytearray(b"as it was put")
@@ -119,7 +119,7 @@ async def test_what_was_put_is_not_read_from_the_store(
     assert behind.calls == ["put"]
 
 
-async def test_a_put_that_fails_is_not_kept(cached: CachedBlobStore, behind: WatchedStore) -> None:
+async def test_a_failed_put_is_not_cached(cached: CachedBlobStore, behind: WatchedStore) -> None:
     behind.fault = StoreUnavailable("down for a test")
     with pytest.raises(StoreUnavailable):
         await cached.put("v1/a", b"x")
@@ -127,7 +127,7 @@ async def test_a_put_that_fails_is_not_kept(cached: CachedBlobStore, behind: Wat
     assert await missing(cached.get("v1/a"))
 
 
-async def test_a_put_is_kept_only_once_it_is_durable(
+async def test_a_put_is_cached_only_once_it_is_durable(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
     behind.open.clear()
@@ -233,7 +233,7 @@ async def test_concurrent_gets_are_one_read(cached: CachedBlobStore, behind: Wat
     assert cached.stats().misses == 2
 
 
-async def test_an_error_reaches_all_who_wait_and_is_not_kept(
+async def test_an_error_reaches_all_waiters_and_is_not_cached(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
     await MemoryBlobStore.put(behind, "v1/a", b"x")
@@ -249,7 +249,7 @@ async def test_an_error_reaches_all_who_wait_and_is_not_kept(
     assert await cached.get("v1/a") == b"x"
 
 
-async def test_one_that_is_cancelled_does_not_fail_the_others(
+async def test_a_cancelled_waiter_does_not_fail_the_others(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
     await MemoryBlobStore.put(behind, "v1/a", b"x")
@@ -285,7 +285,7 @@ async def test_when_all_are_cancelled_the_read_ends_before_they_do(
     assert await cached.get("v1/a") == b"x"
 
 
-async def test_a_get_after_all_were_cancelled_begins_anew(
+async def test_a_get_after_all_were_cancelled_reads_again(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
     await MemoryBlobStore.put(behind, "v1/a", b"x")
@@ -306,7 +306,7 @@ async def test_a_get_after_all_were_cancelled_begins_anew(
     assert behind.calls == ["get", "get"]
 
 
-async def test_an_error_that_nobody_waited_for_is_not_reported_as_lost(
+async def test_an_error_without_waiters_is_not_logged_as_lost(
     behind: WatchedStore,
 ) -> None:
     class Stubborn(WatchedStore):
@@ -327,7 +327,7 @@ async def test_an_error_that_nobody_waited_for_is_not_reported_as_lost(
     assert reports == []
 
 
-async def test_what_was_deleted_is_not_given_again(
+async def test_a_deleted_object_is_not_served_again(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
     for name in "abc":
@@ -338,7 +338,7 @@ async def test_what_was_deleted_is_not_given_again(
     assert await cached.get("c") == b"x"
 
 
-async def test_a_delete_that_fails_keeps_nothing_cached(
+async def test_a_failed_delete_keeps_nothing_cached(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
     await cached.put("a", b"x")
@@ -364,9 +364,7 @@ class SlowAnswer(WatchedStore):
 
 
 @pytest.mark.parametrize("disk", [False, True])
-async def test_a_read_under_way_does_not_bring_back_what_is_deleted(
-    tmp_path: Path, disk: bool
-) -> None:
+async def test_a_running_read_does_not_restore_a_deleted_object(tmp_path: Path, disk: bool) -> None:
     behind = SlowAnswer()
     bounds = {"memory_bytes_max": 0 if disk else 64 * KIB, "disk_bytes_max": 64 * KIB}
     cached = CachedBlobStore(behind, disk=tmp_path if disk else None, **bounds)

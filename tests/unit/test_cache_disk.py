@@ -71,14 +71,14 @@ async def test_concurrent_ranges_of_one_object_read_its_file_once(
     assert (cached.stats().disk_hits, behind.gets) == (1, 0)
 
 
-async def test_an_empty_object_is_kept_too(disk: Path, behind: CountingStore) -> None:
+async def test_an_empty_object_is_cached_too(disk: Path, behind: CountingStore) -> None:
     await over(behind, disk).put("v1/empty", b"")
     assert await over(behind, disk).get("v1/empty") == b""
     assert behind.gets == 0
 
 
 @pytest.mark.guarantee(14)
-async def test_the_directory_is_for_this_user_alone(disk: Path, behind: CountingStore) -> None:
+async def test_the_directory_is_private_to_its_user(disk: Path, behind: CountingStore) -> None:
     await over(behind, disk).put("v1/a", b"x")
     assert disk.stat().st_mode & 0o777 == 0o700
     for path in disk.rglob("*"):
@@ -101,7 +101,7 @@ async def test_a_link_in_place_of_the_directory_is_not_followed(
     assert behind.gets == 1
 
 
-async def test_no_file_name_tells_a_key(disk: Path, behind: CountingStore) -> None:
+async def test_no_file_name_reveals_a_key(disk: Path, behind: CountingStore) -> None:
     await over(behind, disk).put("v1/secret-name", b"x")
     (path,) = files(disk)
     assert "secret" not in str(path.relative_to(disk))
@@ -149,7 +149,7 @@ async def test_another_objects_file_is_a_miss(disk: Path, behind: CountingStore)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-async def test_what_is_not_a_file_is_a_miss_that_heals(
+async def test_a_path_that_is_no_file_is_a_miss_that_heals(
     disk: Path, behind: CountingStore, kind: str
 ) -> None:
     await over(behind, disk).put("v1/a", b"x")
@@ -188,7 +188,7 @@ async def test_a_file_over_the_bound_is_not_even_read(disk: Path, behind: Counti
     assert not path.exists()
 
 
-async def test_what_is_there_is_not_written_again(disk: Path, behind: CountingStore) -> None:
+async def test_a_cached_object_is_not_written_again(disk: Path, behind: CountingStore) -> None:
     await over(behind, disk).put("v1/a", b"x")
     (path,) = files(disk)
     before = path.stat().st_ino
@@ -256,7 +256,7 @@ async def test_many_small_files_are_bounded_by_the_blocks_they_take(
     assert len(files(disk)) >= 48
 
 
-async def test_what_is_being_written_counts_too(
+async def test_files_being_written_count_too(
     disk: Path, behind: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached = over(behind, disk)
@@ -284,9 +284,7 @@ async def test_what_is_being_written_counts_too(
     assert cached.stats().disk_hits == 1
 
 
-async def test_files_of_killed_writers_are_removed_when_old(
-    disk: Path, behind: CountingStore
-) -> None:
+async def test_old_files_of_killed_writers_are_removed(disk: Path, behind: CountingStore) -> None:
     await over(behind, disk).put("v1/a", b"x")
     (path,) = files(disk)
     old, fresh = path.with_name(".old"), path.with_name(".fresh")

@@ -51,7 +51,7 @@ async def serves(cached: CachedBlobStore, behind: CountingStore, name: str) -> N
         await cached.get(f"v1/{name}")
 
 
-async def test_a_directory_that_has_gone_is_passed_over_until_it_is_back(
+async def test_a_deleted_directory_is_bypassed_until_it_returns(
     disk: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached = over(behind, disk)
@@ -69,7 +69,7 @@ async def test_a_directory_that_has_gone_is_passed_over_until_it_is_back(
     assert behind.gets == before
 
 
-async def test_a_directory_that_was_emptied_is_filled_again(
+async def test_an_emptied_directory_is_filled_again(
     disk: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached = over(behind, disk)
@@ -81,7 +81,7 @@ async def test_a_directory_that_was_emptied_is_filled_again(
 
 
 @pytest.mark.parametrize("what", ["a file", "under a file"])
-async def test_a_directory_that_cannot_be_made_is_passed_over(
+async def test_a_directory_that_cannot_be_created_is_bypassed(
     tmp_path: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -90,7 +90,7 @@ async def test_a_directory_that_cannot_be_made_is_passed_over(
     assert len(caplog.records) == 1
 
 
-async def test_a_disk_that_can_only_be_read_still_gives_what_it_has(
+async def test_a_read_only_disk_still_serves_its_objects(
     disk: Path,
     behind: CountingStore,
     caplog: pytest.LogCaptureFixture,
@@ -123,7 +123,7 @@ def no_space() -> Iterator[None]:
 
 @pytest.mark.guarantee(14)
 @pytest.mark.usefixtures("no_space")
-async def test_a_full_disk_is_passed_over_and_nothing_is_left_behind(
+async def test_a_full_disk_is_bypassed_and_nothing_is_left(
     disk: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached = over(behind, disk)
@@ -149,7 +149,7 @@ async def test_faults_are_logged_again_after_a_minute(
     assert len(caplog.records) == 2
 
 
-async def test_a_slow_disk_is_not_waited_for(
+async def test_reads_do_not_wait_for_a_slow_disk(
     disk: Path, behind: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached = over(behind, disk)

@@ -87,7 +87,7 @@ def blocks(disk: Path) -> int:
 
 
 @pytest.mark.guarantee(14)
-def test_four_processes_on_one_directory_and_one_is_killed(tmp_path: Path) -> None:
+def test_four_processes_share_a_directory_and_survive_a_kill(tmp_path: Path) -> None:
     disk = tmp_path / "cache"
     # Each may write a twentieth of the bound that the others have not seen yet.
     most = BOUND + PROCESSES * BOUND // 20
@@ -123,7 +123,7 @@ def test_four_processes_on_one_directory_and_one_is_killed(tmp_path: Path) -> No
     assert max(samples) > BOUND // 2, "the bound was never near"
 
 
-async def test_what_a_killed_writer_left_is_removed_when_old(tmp_path: Path) -> None:
+async def test_old_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     disk = tmp_path / "cache"
     worker = start(disk, 1, 1_000_000)
     left: list[Path] = []

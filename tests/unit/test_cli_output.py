@@ -98,7 +98,7 @@ def result(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a",)) -> QueryRe
     return QueryResult(columns=columns, rows=rows, seconds=0, truncated=False, read=read)
 
 
-def test_a_formula_is_made_a_text() -> None:
+def test_a_formula_becomes_text() -> None:
     for text in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"):
         [_, [cell]] = csv.reader(io.StringIO(format_csv(result((text,))), newline=""))
         assert cell == f"'{text}"
@@ -120,7 +120,7 @@ def test_a_text_of_several_lines_stays_one_cell() -> None:
     assert rows[1:] == [["a\rb", 'c "d"'], ["e\nf", "g,h"]]
 
 
-def test_nothing_in_it_steers_a_terminal(
+def test_csv_cells_do_not_control_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steering = result(("\x1b]0;title\x07\x1b[2J",))

@@ -75,7 +75,7 @@ async def test_a_sealed_ref_is_short_too() -> None:
     assert encoded.ByteSize() < 140
 
 
-async def test_encoding_the_same_again_adds_no_object() -> None:
+async def test_encoding_an_equal_payload_adds_no_object() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)
     first = await codec.encode([LARGE])
@@ -83,7 +83,7 @@ async def test_encoding_the_same_again_adds_no_object() -> None:
     assert len(await stored(store)) == 1
 
 
-async def test_objects_lie_under_the_thread_of_the_context() -> None:
+async def test_objects_are_stored_under_the_thread_of_the_context() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)
     for context, prefix in (
@@ -99,7 +99,7 @@ async def test_objects_lie_under_the_thread_of_the_context() -> None:
         assert await EverlongCodec(store).decode(encoded) == [LARGE]
 
 
-async def test_a_list_that_grows_costs_what_is_new_in_it() -> None:
+async def test_a_growing_list_stores_only_its_new_part() -> None:
     store = CountingStore()
     codec = EverlongCodec(store).with_context(workflow())
     body = noise(300_000)
@@ -141,14 +141,14 @@ async def test_a_codec_inside_ours_sees_plain_payloads() -> None:
     assert outer.data == LARGE.data[::-1]
 
 
-async def test_a_codec_inside_ours_is_told_the_context() -> None:
+async def test_a_codec_inside_ours_gets_the_context() -> None:
     inner = Knowing()
     context = workflow()
     EverlongCodec(MemoryBlobStore(), inner=inner).with_context(context)
     assert inner.contexts == [context]
 
 
-async def test_a_codec_that_only_reads_leaves_what_it_encodes() -> None:
+async def test_a_read_only_codec_encodes_nothing() -> None:
     store = CountingStore()
     [ref] = await EverlongCodec(store).encode([LARGE])
     reading = EverlongCodec(store).as_read_only()
@@ -175,7 +175,7 @@ async def test_payloads_that_look_like_ours_come_back_as_they_were(
 @pytest.mark.guarantee(7)
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("context", [workflow(), NEXUS], ids=["workflow", "nexus"])
-async def test_what_could_not_be_read_again_is_refused_even_if_it_compresses_well(
+async def test_an_unreadably_large_payload_is_refused_even_if_it_compresses_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, context: SerializationContext, down: bool
 ) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 100_000)
@@ -199,7 +199,7 @@ async def test_payloads_of_our_own_activities_do_not_need_the_store() -> None:
     assert await codec.decode(encoded) == [payload(noise(60_000))]
 
 
-async def test_arguments_of_a_local_activity_stay_and_its_result_goes() -> None:
+async def test_local_activity_arguments_stay_inline_and_results_are_offloaded() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)
     local = codec.with_context(activity(is_local=True))
@@ -237,7 +237,7 @@ async def test_nexus_payloads_stay_inline_or_are_refused() -> None:
         (CompletionBudget(), REF_ENCODING),
     ],
 )
-async def test_what_does_not_last_or_leaves_is_not_stored(
+async def test_short_lived_or_outbound_payloads_are_not_stored(
     budget: CompletionBudget, encoding: bytes
 ) -> None:
     store = MemoryBlobStore()
@@ -260,7 +260,7 @@ async def test_metadata_counts_as_much_as_data() -> None:
 
 @pytest.mark.guarantee(5)
 @pytest.mark.parametrize("size", [0, 1000, 100_000])
-async def test_what_a_newer_temporal_adds_to_a_payload_is_kept(size: int) -> None:
+async def test_unknown_payload_fields_of_a_newer_temporal_are_kept(size: int) -> None:
     # Field 99, which this protocol does not have, with three bytes.
     newer = Payload.FromString(payload(text(size)).SerializeToString() + b"\x9a\x06\x03abc")
     for inline_bytes_max in (0, limits.INLINE_BYTES_MAX):
@@ -295,7 +295,7 @@ async def test_a_pack_that_holds_no_payload_is_refused() -> None:
 
 
 @pytest.mark.guarantee(29)
-async def test_warming_fetches_all_that_a_decode_needs() -> None:
+async def test_a_prefetch_fetches_every_object_of_a_decode() -> None:
     behind = CountingStore()
     codec = EverlongCodec(behind).with_context(workflow())
     body = noise(100_000)
@@ -325,7 +325,7 @@ async def test_an_outage_raises_plainly_and_leaves_no_ref(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_keys_are_given_once() -> None:
+def test_keys_are_given_in_one_place_only() -> None:
     packs = open_packs(MemoryBlobStore())
     with pytest.raises(ConfigError, match="give the keys to it"):
         EverlongCodec(packs, keys={"k1": KEY_1})
@@ -337,7 +337,7 @@ def test_a_negative_threshold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("keys", [None, {"k1": KEY_1}])
-async def test_payloads_of_every_level_point_to_each_other_and_are_read(
+async def test_payloads_of_every_compression_level_share_packs_and_are_read(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, bytes] | None
 ) -> None:
     store = MemoryBlobStore()

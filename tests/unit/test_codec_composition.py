@@ -327,7 +327,7 @@ async def test_an_outer_codec_sees_refs_and_the_store_holds_sealed_bodies_once()
     assert [info async for info in store.list("")]
 
 
-async def test_what_doctor_asks_workers_passes_an_outer_codec_as_it_is() -> None:
+async def test_doctor_probes_pass_an_outer_codec_unchanged() -> None:
     codec = OuterCodec(EverlongCodec(MemoryBlobStore(), keys=KEYS), Cipher())
     checking = codec.with_context(activity(activity_type=CHECK))
     assert await checking.encode([payload(b"1")]) == [payload(b"1")]
@@ -346,7 +346,7 @@ async def sweep(world: FakeNamespace, codec: PayloadCodec) -> SweepReport:
 
 
 @pytest.mark.guarantee(106)
-async def test_a_sweep_with_the_outer_codec_keeps_what_is_referenced() -> None:
+async def test_a_sweep_with_the_outer_codec_keeps_referenced_objects() -> None:
     world, codec = sealed_world(NeedsContext())
     context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id="w0")
     used = codec.with_context(context)

@@ -197,7 +197,7 @@ async def play(disk: Path, script: list[Step], inline_bytes_max: int, keys: str)
 @pytest.mark.usefixtures("small")
 @settings(max_examples=scaled(40, 120), deadline=None)
 @given(st.lists(steps, min_size=1, max_size=20), INLINE, st.sampled_from(list(KEYS)))
-async def test_no_series_of_lists_and_of_mishaps_loses_a_byte(
+async def test_no_sequence_of_lists_and_faults_loses_a_byte(
     script: list[Step], inline_bytes_max: int, keys: str
 ) -> None:
     disk = Path(tempfile.mkdtemp(prefix="everlong-test-"))
@@ -209,7 +209,7 @@ async def test_no_series_of_lists_and_of_mishaps_loses_a_byte(
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(steps, min_size=1, max_size=12))
-async def test_nor_at_the_sizes_of_every_day(script: list[Step]) -> None:
+async def test_no_sequence_at_typical_sizes_loses_a_byte(script: list[Step]) -> None:
     disk = Path(tempfile.mkdtemp(prefix="everlong-test-"))
     large = [dataclasses.replace(step, size=20 * step.size) for step in script]
     try:
@@ -219,7 +219,7 @@ async def test_nor_at_the_sizes_of_every_day(script: list[Step]) -> None:
 
 
 @pytest.mark.guarantee(13)
-async def test_nothing_of_one_thread_is_under_the_name_of_another() -> None:
+async def test_no_object_of_a_thread_is_stored_under_another() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)
     body = noise(50_000)

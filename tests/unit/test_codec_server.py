@@ -80,7 +80,7 @@ def from_json(response: httpx.Response) -> list[Payload]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_decode_shows_what_the_worker_encoded(path: str) -> None:
+async def test_decode_returns_the_values_that_the_worker_encoded(path: str) -> None:
     store = MemoryBlobStore()
     encoded = await EverlongCodec(store).encode([BIG, SMALL])
     async with browser(store) as client:
@@ -89,7 +89,7 @@ async def test_decode_shows_what_the_worker_encoded(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_encode_is_what_a_worker_decodes(path: str) -> None:
+async def test_a_worker_decodes_the_output_of_encode(path: str) -> None:
     store = MemoryBlobStore()
     async with browser(store) as client:
         headers = {"x-namespace": "default"}
@@ -100,7 +100,7 @@ async def test_encode_is_what_a_worker_decodes(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_download_gives_the_whole_value_of_a_ref(path: str) -> None:
+async def test_download_returns_the_whole_value_of_a_ref(path: str) -> None:
     store = MemoryBlobStore()
     encoded = await EverlongCodec(store).encode([HUGE, BIG])
     async with browser(store) as client:
@@ -117,7 +117,7 @@ async def test_the_cli_gets_whole_values_however_large() -> None:
             assert from_json(response) == [HUGE]
 
 
-async def test_a_page_gets_a_button_for_what_it_cannot_show_and_no_blob_is_read_for_it() -> None:
+async def test_the_ui_gets_a_button_for_a_large_value_and_no_blob_is_read() -> None:
     store = CountingStore()
     large, small = await EverlongCodec(store).encode([HUGE, BIG])
     async with browser(store) as client:
@@ -171,7 +171,7 @@ async def test_health_needs_no_token() -> None:
     ("header", "status"), [("", 401), ("Bearer x", 401), ("t", 401), ("Bearer t", 200)]
 )
 @pytest.mark.parametrize("path", ROUTES)
-async def test_a_token_is_asked_for_where_there_is_one(
+async def test_a_configured_token_is_required(
     path: str, header: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryBlobStore()
@@ -186,7 +186,7 @@ async def test_a_token_is_asked_for_where_there_is_one(
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS"])
-async def test_payloads_are_only_posted(method: str, path: str) -> None:
+async def test_payload_routes_accept_only_post(method: str, path: str) -> None:
     async with browser(MemoryBlobStore()) as client:
         assert (await client.request(method, path)).status_code == 405
 
@@ -213,7 +213,7 @@ async def test_only_the_named_origin_may_read_from_a_browser(path: str) -> None:
             assert (response.headers.get("access-control-allow-origin") == origin) is allowed
 
 
-async def test_a_browser_may_send_what_the_ui_can_be_told_to_send() -> None:
+async def test_cors_allows_the_headers_of_the_temporal_ui() -> None:
     """Its user's tokens, cookies, and all of it from another machine's page to this one."""
     headers = preflight(
         ORIGIN,
@@ -232,7 +232,7 @@ async def test_a_browser_may_send_what_the_ui_can_be_told_to_send() -> None:
 @pytest.mark.parametrize(
     "origin", ["*", "null", "", "127.0.0.1:8233", "http://a/", "http://A", "ftp://a", "http://*.a"]
 )
-def test_an_origin_that_no_browser_sends_is_refused_at_the_start(origin: str) -> None:
+def test_an_invalid_origin_is_refused_at_the_start(origin: str) -> None:
     with pytest.raises(ConfigError, match="is not a browser origin"):
         create_codec_app(MemoryBlobStore(), cors_origins=[origin])
 
@@ -280,7 +280,7 @@ async def test_bad_requests_are_refused(
     assert response.status_code == status
 
 
-async def test_json_that_is_nested_without_end_is_refused() -> None:
+async def test_deeply_nested_json_is_refused() -> None:
     body = b'{"payloads": ' + b"[" * 1_000_000
     async with browser(MemoryBlobStore()) as client:
         headers = {"content-type": "application/json"}
@@ -290,7 +290,7 @@ async def test_json_that_is_nested_without_end_is_refused() -> None:
 
 @pytest.mark.guarantee(88)
 @pytest.mark.parametrize("query", ["", "?preserveStorageRefs=true"])
-async def test_payloads_that_would_decode_to_too_much_are_refused_before_they_are_decoded(
+async def test_payloads_declared_too_large_are_refused_before_decoding(
     query: str,
 ) -> None:
     zeros = Payload(data=bytes((1 << 20) - 6))
@@ -314,7 +314,7 @@ async def test_payloads_that_would_decode_to_too_much_are_refused_before_they_ar
         ("/decode?preserveStorageRefs=true", 4, 200),
     ],
 )
-async def test_no_blob_is_read_for_refs_that_claim_too_much_together(
+async def test_no_blob_is_read_for_refs_whose_sum_is_too_large(
     path: str, count: int, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "RESPONSE_BYTES_MAX", 3 * len(HUGE.data))
@@ -327,7 +327,7 @@ async def test_no_blob_is_read_for_refs_that_claim_too_much_together(
 
 
 @pytest.mark.parametrize("path", ["/decode", "/download", "/decode?preserveStorageRefs=true"])
-async def test_a_missing_blob_is_told_not_hidden(
+async def test_a_missing_blob_is_reported_in_the_value(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = b'"a secret of the payload"'
@@ -347,7 +347,7 @@ async def test_a_missing_blob_is_told_not_hidden(
 
 
 @pytest.mark.guarantee(89)
-async def test_sealed_values_are_shown_only_where_the_keys_are() -> None:
+async def test_sealed_values_are_shown_only_with_the_keys() -> None:
     store = MemoryBlobStore()
     packs = PackStore(store, Keyring({"k1": bytes(range(32))}))
     encoded = await EverlongCodec(packs).encode([BIG, SMALL])
@@ -360,7 +360,7 @@ async def test_sealed_values_are_shown_only_where_the_keys_are() -> None:
             assert response.json()["detail"].startswith("KeyMissing: ")
 
 
-async def test_a_damaged_ref_is_told_not_hidden() -> None:
+async def test_a_damaged_ref_is_reported_in_the_value() -> None:
     [encoded] = await EverlongCodec(MemoryBlobStore()).encode([BIG])
     encoded.data = encoded.data[:-1]
     async with browser(MemoryBlobStore()) as client:
@@ -370,7 +370,7 @@ async def test_a_damaged_ref_is_told_not_hidden() -> None:
             assert response.json()["detail"].startswith("BlobCorrupt: ")
 
 
-async def test_a_store_that_is_down_is_worth_another_try() -> None:
+async def test_an_unavailable_store_gets_a_retryable_status() -> None:
     """The Temporal UI asks again after a 503, and not after a 4xx."""
     [encoded] = await EverlongCodec(MemoryBlobStore()).encode([BIG])
     async with browser(DownStore()) as client:
@@ -380,7 +380,7 @@ async def test_a_store_that_is_down_is_worth_another_try() -> None:
 
 
 @pytest.mark.guarantee(88)
-async def test_a_store_that_never_answers_keeps_nobody_waiting_without_end(
+async def test_requests_to_a_silent_store_time_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(web, "_CONVERT_SECONDS_MAX", 0.05)
@@ -418,7 +418,7 @@ async def test_values_of_a_teams_codec_are_decoded_and_encoded(size_bytes: int) 
     assert await EverlongCodec(store, inner=Xor()).decode(again) == [given]
 
 
-async def test_a_teams_codec_that_fails_is_named_and_not_quoted() -> None:
+async def test_a_failing_team_codec_is_named_and_not_quoted() -> None:
     store = MemoryBlobStore()
     [encoded] = await EverlongCodec(store, inner=Cipher()).encode(
         [Payload(metadata={"encoding": b"json/plain"}, data=b'"x"')]

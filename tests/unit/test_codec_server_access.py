@@ -23,7 +23,7 @@ def empty(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/decode", "/default/decode?preserveStorageRefs=true"])
-async def test_everybody_who_is_known_may_decode(path: str) -> None:
+async def test_every_authenticated_user_may_decode(path: str) -> None:
     async with open_http_client(access=ROLES) as client:
         for role in Role:
             answer = await client.post(path, json={"payloads": [{}]}, headers=bearer(role))
@@ -32,7 +32,7 @@ async def test_everybody_who_is_known_may_decode(path: str) -> None:
 
 
 @pytest.mark.guarantee(91)
-async def test_only_who_may_change_threads_writes_to_the_store() -> None:
+async def test_only_roles_that_may_change_threads_write_to_the_store() -> None:
     store = MemoryBlobStore()
     data = base64.b64encode(hashlib.shake_256(b"x").digest(50_000)).decode()
     body = {"payloads": [{"metadata": {"encoding": "YmluYXJ5L3BsYWlu"}, "data": data}]}
@@ -59,7 +59,7 @@ async def test_the_log_names_who_decodes(caplog: pytest.LogCaptureFixture) -> No
 
 @pytest.mark.guarantee(95)
 @pytest.mark.parametrize("path", ["/decode", "/decode?preserveStorageRefs=true", "/encode"])
-async def test_payloads_of_a_request_have_a_number_that_is_the_most(path: str) -> None:
+async def test_the_number_of_payloads_of_a_request_is_bounded(path: str) -> None:
     async with open_http_client() as client:
         most = await client.post(path, content=empty(web.PAYLOADS_MAX), headers=JSON)
         more = await client.post(path, content=empty(web.PAYLOADS_MAX + 1), headers=JSON)
@@ -76,7 +76,7 @@ async def test_payloads_of_a_request_have_a_number_that_is_the_most(path: str) -
     ],
     ids=["payloads", "metadata", "numbers"],
 )
-async def test_nothing_is_parsed_of_what_has_too_many_parts(
+async def test_a_request_with_too_many_parts_is_not_parsed(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "_parse_payloads", None)

@@ -57,7 +57,7 @@ budgets = st.sampled_from([2 * KIB, 3 * KIB, 8 * KIB, 64 * KIB])
 @pytest.mark.guarantee(60)
 @settings(max_examples=scaled(50, 150), deadline=None)
 @given(conversations(), budgets, st.sampled_from(["", "A summary.", "s" * 9000]), st.data())
-def test_a_context_is_within_its_budget_paired_and_has_the_users_message_whatever_came(
+def test_any_context_fits_its_budget_with_pairs_and_the_user_message(
     items: list[Item], budget: int, summary: str, data: st.DataObject
 ) -> None:
     policy = Policy(tool_result_ttl_seconds=30, reply_ttl_seconds=40, failure_ttl_seconds=20)
@@ -154,7 +154,7 @@ def test_a_step_is_never_compacted_without_its_results(offset: int) -> None:
     assert [message.text for message in messages[-2:]] == ["first", "second"]
 
 
-def test_the_last_steps_stay_word_by_word_and_the_user_message_a_message() -> None:
+def test_the_last_steps_and_the_user_message_stay_verbatim() -> None:
     thread = long_thread(steps=100)
     base = compact(None, thread.items, Policy(), thread.now_ms, keep_from_seq=ALL)
     messages = shown(base)
@@ -189,7 +189,7 @@ def test_calls_that_repeat_are_one_line_with_all_their_seqs() -> None:
     assert "\n11,9,7,5,3 bash systemctl status web -> active\n" in summarise_entry(base)
 
 
-def test_what_a_person_decided_is_among_the_decisions_and_what_waits_is_open() -> None:
+def test_decided_approvals_are_decisions_and_pending_ones_are_open() -> None:
     thread = Thread()
     thread.user("Deploy it.")
     thread.note(Kind.ASKED, id="2-0", tool="deploy", arguments='{"env": "prod"}', asked_ms=0)
@@ -208,7 +208,7 @@ def test_what_a_person_decided_is_among_the_decisions_and_what_waits_is_open() -
     assert "Open:" not in summarise_entry(base)
 
 
-def test_an_ask_is_open_until_somebody_says_that_it_is_done() -> None:
+def test_a_request_is_open_until_it_is_reported_done() -> None:
     thread = long_thread(steps=5)
     thread.says("The query was slow.")
     thread.user("And now?")
@@ -222,7 +222,7 @@ def test_an_ask_is_open_until_somebody_says_that_it_is_done() -> None:
 
 
 @pytest.mark.guarantee(60)
-def test_what_does_not_fit_is_named_with_the_entries_that_recall_can_open() -> None:
+def test_omitted_parts_are_named_with_entries_for_recall() -> None:
     thread = long_thread(steps=200)
     base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
     last = summarise_entry(base).splitlines()[-1]
@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_named_with_the_entries_that_recall_can_open() -> N
     assert "Later on, please rotate the staging key." in shown(base)[1].text
 
 
-def test_facts_stay_word_by_word_until_they_expire() -> None:
+def test_facts_stay_verbatim_until_they_expire() -> None:
     fact = Fact(key="region", text="eu-west-1, never us-east-1", time_ms=0, expires_ms=5_000_000)
     thread = Thread()
     thread.note(Kind.MEMORY, **compaction.dump_change(MemoryChange(remembered=fact)))
@@ -245,7 +245,7 @@ def test_facts_stay_word_by_word_until_they_expire() -> None:
     assert compact(base, (), SMALL, 5_000_000, keep_from_seq=ALL).facts == ()
 
 
-def test_facts_that_are_too_many_for_the_budget_are_counted_and_leave_room() -> None:
+def test_excess_facts_are_counted_and_leave_room() -> None:
     policy = Policy(memory_bytes_max=64 * KIB, memory_facts_max=1000)
     facts = tuple(
         Fact(key=f"k{n:03}", text="x" * 90, time_ms=n, importance=1 + n % 5) for n in range(200)
@@ -262,7 +262,7 @@ def test_facts_that_are_too_many_for_the_budget_are_counted_and_leave_room() -> 
     assert "- (facts that do not fit: " in text
 
 
-def test_frame_and_marks_are_within_what_is_set_aside_for_them_for_any_seq() -> None:
+def test_frame_and_marks_fit_their_reserve_for_any_seq() -> None:
     seq = 999_999_999_999
     kinds = typing.get_args(NoteKind)
     base = Snapshot(
@@ -318,7 +318,7 @@ def test_a_snapshot_of_another_version_is_refused_without_quoting_it() -> None:
         assert corrupt.value.__suppress_context__
 
 
-def test_a_reply_of_which_a_provider_sent_more_is_kept_as_it_was_sent() -> None:
+def test_a_native_reply_of_a_provider_is_kept_unchanged() -> None:
     thread = Thread()
     thread.user("hello")
     native = {"kind": "response", "parts": [{"part_kind": "thinking", "content": "hm"}]}
@@ -336,7 +336,7 @@ def test_a_reply_of_which_a_provider_sent_more_is_kept_as_it_was_sent() -> None:
 
 
 @pytest.mark.guarantee(60)
-def test_a_call_with_arguments_that_no_parser_takes_can_be_compacted() -> None:
+def test_a_call_with_unparsable_arguments_can_be_compacted() -> None:
     """Brackets in a text must not hide those that are nested."""
     thread = Thread()
     thread.user("go")
@@ -352,7 +352,7 @@ def test_a_call_with_arguments_that_no_parser_takes_can_be_compacted() -> None:
 
 
 @pytest.mark.guarantee(60)
-def test_what_is_said_not_to_be_done_stays_open() -> None:
+def test_a_request_reported_as_not_done_stays_open() -> None:
     thread = Thread()
     thread.user("Later, rotate the staging credentials. Later, renew the wildcard certificate.")
     thread.says("The staging credentials are not rotated, the vault refused.")
@@ -365,7 +365,7 @@ def test_what_is_said_not_to_be_done_stays_open() -> None:
     assert "Later, renew the wildcard certificate." not in listed
 
 
-def test_an_approval_that_a_fork_broke_off_is_not_open_any_more() -> None:
+def test_an_approval_cut_off_by_a_fork_is_closed() -> None:
     thread = Thread()
     thread.user("restart it")
     thread.calls(("restart", {"service": "db"}))
@@ -378,7 +378,7 @@ def test_an_approval_that_a_fork_broke_off_is_not_open_any_more() -> None:
     assert "approval 2-1-5f0c: restart" in text
 
 
-def test_equal_calls_beyond_those_that_are_named_are_counted() -> None:
+def test_unnamed_equal_calls_are_counted() -> None:
     thread = Thread()
     thread.user("wait for it")
     for _ in range(40):
@@ -393,7 +393,7 @@ def test_equal_calls_beyond_those_that_are_named_are_counted() -> None:
 
 
 @pytest.mark.guarantee(60)
-def test_many_asks_and_many_ends_do_not_take_for_ever() -> None:
+def test_many_requests_and_completions_compact_quickly() -> None:
     thread = Thread()
     thread.user("\n".join(f"TODO: rename widget number{n} of shelf{n}" for n in range(2000)))
     thread.says("\n".join(f"Done: widget number{n} of shelf{n} is renamed" for n in range(2000)))

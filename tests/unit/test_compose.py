@@ -105,7 +105,7 @@ def test_a_long_running_service_restarts_and_is_checked(name: str) -> None:
     assert ("healthcheck" in SERVICES[name]) != (name in NO_HEALTH_CHECK)
 
 
-def test_a_dependency_waits_for_a_state_that_can_come() -> None:
+def test_a_dependency_waits_for_a_reachable_state() -> None:
     for service in SERVICES.values():
         for name, depends in service.get("depends_on", {}).items():
             if name in JOBS:
@@ -132,7 +132,7 @@ def test_our_own_containers_are_confined() -> None:
     assert all("no-new-privileges:true" in s["security_opt"] for s in SERVICES.values())
 
 
-def test_nobody_governs_threads_without_a_token() -> None:
+def test_the_dashboard_requires_a_token() -> None:
     admin = SERVICES["admin"]
     assert "--allow-anonymous" not in admin["command"]
     assert admin["environment"]["EVERLONG_TOKEN"].startswith("${EVERLONG_TOKEN:?")
@@ -142,7 +142,7 @@ def test_nobody_governs_threads_without_a_token() -> None:
     assert f"--cors-origin={ui['TEMPORAL_CORS_ORIGINS']}" in admin["command"]
 
 
-def test_worker_and_admin_use_the_store_that_is_there_and_nobody_else_reaches_it() -> None:
+def test_only_worker_and_admin_reach_the_store() -> None:
     store = SERVICES["seaweedfs"]
     for name in ("worker", "admin"):
         service = SERVICES[name]
@@ -187,7 +187,7 @@ def test_prometheus_and_grafana_find_their_rules_and_dashboards() -> None:
         assert target_of("grafana", source) == f"/etc/grafana/provisioning/{kind}"
 
 
-def test_worker_and_admin_are_scraped_where_they_listen_and_by_nobody_outside() -> None:
+def test_worker_and_admin_are_scraped_only_from_inside() -> None:
     jobs = {job["job_name"]: job for job in load(DEPLOY / "prometheus.yml")["scrape_configs"]}
     for name in ("worker", "admin"):
         environment = SERVICES[name]["environment"]
@@ -211,7 +211,7 @@ def test_configs_name_services_that_exist() -> None:
     assert {"temporal", "jaeger", "prometheus", "otel-collector"} <= hosts <= SERVICES.keys()
 
 
-def test_the_collectors_pipelines_use_what_it_defines() -> None:
+def test_the_collectors_pipelines_use_defined_components() -> None:
     config = load(DEPLOY / "otel-collector.yaml")
     for pipeline in config["service"]["pipelines"].values():
         for kind, names in pipeline.items():
@@ -246,7 +246,7 @@ def test_the_schema_job_prepares_both_databases_in_order(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="needs Linux, like the image")
-def test_the_workers_health_check_tells_a_connected_worker_from_a_lost_one() -> None:
+def test_the_workers_health_check_detects_a_lost_connection() -> None:
     code = SERVICES["worker"]["healthcheck"]["test"][-1]
 
     def healthy(address: str) -> bool:

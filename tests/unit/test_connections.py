@@ -251,7 +251,7 @@ async def test_a_body_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPat
     assert reader.load == Load()
 
 
-async def test_requests_under_way_are_bounded_and_logins_apart(
+async def test_running_requests_are_bounded_separately_from_logins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(security, "REQUESTS_MAX", 3)

@@ -22,7 +22,7 @@ from tests.support.conversations import Thread, assert_paired, conversations, sh
 NOT_RUN = "[not run: the turn was broken off]"
 
 
-def test_a_young_thread_is_read_as_it_was_journalled() -> None:
+def test_a_young_thread_is_shown_unchanged() -> None:
     thread = Thread()
     thread.user("hello")
     thread.step("ls", "a\nb", text="Looking.")
@@ -57,7 +57,7 @@ def test_a_long_result_is_shown_as_head_mark_and_tail_at_lines() -> None:
     assert int(left_out) == len("\n".join(lines)) - len(shown_head) - len(tail)
 
 
-def test_what_was_shortened_before_is_shortened_on_with_one_mark() -> None:
+def test_a_shortened_result_is_shortened_further_with_one_mark() -> None:
     thread = Thread()
     thread.user("hello")
     text = shorten("é" * 10_000, 4000, seq=3)
@@ -77,7 +77,7 @@ def test_shortening_never_makes_longer_nor_goes_over_its_bound(text: str, bytes_
     assert short == text or "recall(seq=7)" in short
 
 
-def test_a_call_without_a_result_is_said_not_to_have_run() -> None:
+def test_a_call_without_a_result_is_marked_as_not_run() -> None:
     thread = Thread()
     thread.user("hello")
     seq = thread.calls(("bash", {}), ("grep", {}))
@@ -89,7 +89,7 @@ def test_a_call_without_a_result_is_said_not_to_have_run() -> None:
     assert last.role == "user"
 
 
-def test_results_stand_in_call_order_and_before_whatever_came_between() -> None:
+def test_results_follow_their_calls_in_call_order() -> None:
     thread = Thread()
     seq = thread.calls(("bash", {}), ("bash", {}))
     thread.result(f"{seq}-1", "second")
@@ -104,7 +104,7 @@ def test_results_stand_in_call_order_and_before_whatever_came_between() -> None:
     ]
 
 
-def test_a_model_that_uses_an_id_again_gets_each_result_with_its_own_call() -> None:
+def test_reused_call_ids_keep_results_with_their_calls() -> None:
     thread = Thread()
     for text in ("one", "two"):
         thread.add(Kind.REPLY, tool_calls=(dataclasses.replace(_call(), id="x"),))
@@ -115,9 +115,7 @@ def test_a_model_that_uses_an_id_again_gets_each_result_with_its_own_call() -> N
 @pytest.mark.guarantee(60)
 @settings(max_examples=60)
 @given(conversations(), st.integers(0, 20))
-def test_pairs_match_whatever_was_journalled_and_wherever_it_was_cut(
-    items: list[Item], cut: int
-) -> None:
+def test_calls_and_results_pair_in_any_cut_of_any_journal(items: list[Item], cut: int) -> None:
     messages = shown(None, items[:cut])
     assert_paired(messages)
     users = [item for item in items[:cut] if item.entry.kind == Kind.MESSAGE]
@@ -126,7 +124,7 @@ def test_pairs_match_whatever_was_journalled_and_wherever_it_was_cut(
         assert [message for message in messages if message.role == "user"][-1] == newest
 
 
-def test_what_is_no_message_is_left_out() -> None:
+def test_entries_that_are_no_messages_are_omitted() -> None:
     thread = Thread()
     thread.note(Kind.ASKED, id="1-0", tool="bash", arguments="{}", asked_ms=0)
     thread.note(Kind.DECIDED, id="1-0", approve=True, by="Dana")
@@ -135,7 +133,7 @@ def test_what_is_no_message_is_left_out() -> None:
     assert shown(None, thread.items) == []
 
 
-def test_an_expired_result_is_a_line_that_says_where_to_find_it() -> None:
+def test_an_expired_result_becomes_a_line_that_names_its_entry() -> None:
     thread = Thread()
     thread.user("hello")
     seq = thread.step("ls", "many files")
@@ -178,7 +176,7 @@ def test_a_reply_expires_alone_while_one_of_its_results_has_not() -> None:
     assert_paired(messages)
 
 
-def test_the_next_expiry_is_that_of_whatever_goes_first_and_is_shown() -> None:
+def test_the_next_expiry_is_the_earliest_of_the_shown_entries() -> None:
     policy = Policy(tool_result_ttl_seconds=100, failure_ttl_seconds=50, message_ttl_seconds=1)
     thread = Thread()
     thread.user("hello")

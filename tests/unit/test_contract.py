@@ -118,7 +118,7 @@ def broken_by(factory: Callable[[], BlobStore]) -> set[str]:
         (Hasty, "test_many_objects_are_listed_once_each_and_deleted_at_once"),
     ],
 )
-def test_a_store_that_breaks_the_contract_is_found_out(
+def test_a_store_that_breaks_the_contract_is_detected(
     store: Callable[[], BlobStore], test: str
 ) -> None:
     assert test in broken_by(store)
@@ -141,6 +141,6 @@ def test_plain_pytest_runs_it_without_plugins(tmp_path: Path) -> None:
     assert "4 passed" in done.stdout
 
 
-def test_the_module_brings_no_pytest() -> None:
+def test_the_module_does_not_import_pytest() -> None:
     code = "import sys, everlong.testing.contract; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -83,7 +83,7 @@ def test_counters_add_up_gauges_are_the_last_and_durations_are_seconds() -> None
         assert set(metrics.points()) == {"requests", "slots", "latency"}
 
 
-def test_what_comes_is_seen_without_anybody_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_values_appear_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "DRAIN_SECONDS", 0.01)
     with seen() as metrics:
         metrics.meter.create_counter("requests").add(1)
@@ -94,7 +94,7 @@ def test_what_comes_is_seen_without_anybody_asking(monkeypatch: pytest.MonkeyPat
         assert metrics.value("requests") == 1
 
 
-def test_a_buffer_that_was_full_is_said_once(
+def test_a_full_buffer_is_logged_once(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.WARNING), seen(updates_max=20) as metrics:
@@ -124,7 +124,7 @@ def test_a_buffer_that_was_full_is_said_once(
     assert "metrics buffer is full" not in capfd.readouterr().out
 
 
-def test_a_name_that_is_not_taken_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_metric_name_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), seen() as metrics:
         metrics.meter.create_counter("größe").add(1)
         metrics.meter.create_counter("requests").add(1)

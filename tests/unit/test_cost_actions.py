@@ -61,7 +61,7 @@ def test_an_event_that_is_an_action_is_billed(name: str, kind: str, count: int) 
         "SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED",
     ],
 )
-def test_what_only_follows_from_an_action_is_not_billed(name: str) -> None:
+def test_a_consequence_of_an_action_is_not_billed(name: str) -> None:
     assert billed_events([event(name)]) == Counter()
 
 

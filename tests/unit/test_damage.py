@@ -143,7 +143,7 @@ async def test_a_flipped_bit_anywhere_in_the_store_is_found_or_does_no_harm(keys
 
 @pytest.mark.guarantee(3)
 @EITHER
-async def test_what_was_cut_short_is_found(keys: Keys) -> None:
+async def test_truncated_data_is_found(keys: Keys) -> None:
     store = MemoryBlobStore()
     ref, original = await chain(store, keys)
     codec = EverlongCodec(store, keys=keys)
@@ -164,7 +164,7 @@ async def test_what_was_cut_short_is_found(keys: Keys) -> None:
 
 
 @EITHER
-async def test_packs_that_changed_places_are_found(keys: Keys) -> None:
+async def test_swapped_packs_are_found(keys: Keys) -> None:
     store, other = MemoryBlobStore(), MemoryBlobStore()
     ref, original = await chain(store, keys)
     await chain(other, keys, "ops-8")
@@ -181,7 +181,7 @@ async def test_packs_that_changed_places_are_found(keys: Keys) -> None:
 
 
 @pytest.mark.guarantee(21)
-async def test_a_ref_to_another_thread_is_refused_where_there_are_keys() -> None:
+async def test_a_ref_to_another_thread_is_refused_with_keys() -> None:
     store = MemoryBlobStore()
     keys = {"k1": KEY_1}
     ref, _ = await chain(store, keys)
@@ -252,7 +252,7 @@ async def test_a_fault_is_named_and_heals_once_the_bytes_are_restored(
 
 
 @pytest.mark.guarantee(22)
-async def test_a_key_that_is_missing_is_named_and_its_return_heals(
+async def test_a_missing_key_is_named_and_its_return_heals(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(keys_module, "_UNKNOWN_SECONDS", -1.0)
@@ -272,7 +272,7 @@ async def test_a_key_that_is_missing_is_named_and_its_return_heals(
 
 
 @pytest.mark.guarantee(21)
-async def test_what_is_not_sealed_is_refused_where_there_are_keys_unless_it_is_accepted() -> None:
+async def test_unsealed_payloads_are_refused_with_keys_unless_accepted() -> None:
     store = MemoryBlobStore()
     ref, original = await chain(store, None)
     with pytest.raises(RefRefused, match=r"is not sealed.*set accept_unsealed"):
@@ -289,7 +289,7 @@ async def test_what_is_not_sealed_is_refused_where_there_are_keys_unless_it_is_a
     assert await only.decode([sealed]) == [original]
 
 
-async def test_what_was_read_does_not_show_itself() -> None:
+async def test_errors_do_not_quote_payloads() -> None:
     store = MemoryBlobStore()
     ref, _ = await chain(store, {"k1": KEY_1})
     found = parse_ref(ref)
@@ -301,9 +301,7 @@ async def test_what_was_read_does_not_show_itself() -> None:
 
 
 @pytest.mark.guarantee(21)
-async def test_a_sealed_ref_to_a_pack_that_somebody_has_replaced_by_a_plain_one_is_refused() -> (
-    None
-):
+async def test_a_sealed_ref_to_a_pack_replaced_by_a_plain_one_is_refused() -> None:
     store, plain = MemoryBlobStore(), MemoryBlobStore()
     ref, original = await chain(store, {"k1": KEY_1})
     await chain(plain, None)

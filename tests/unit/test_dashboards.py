@@ -89,7 +89,7 @@ def test_our_names_are_those_of_the_real_exporter(metric: Metric) -> None:
 
 
 @pytest.mark.guarantee(82)
-def test_every_query_names_metrics_and_labels_that_there_are() -> None:
+def test_every_query_names_existing_metrics_and_labels() -> None:
     known = series_labels() | {"up": set()}
     for query in queries():
         names = names_in(query)
@@ -130,7 +130,7 @@ def test_every_span_and_search_attribute_is_documented() -> None:
     assert all(f"`{name}`" in OPERATIONS for name in SEARCH_ATTRIBUTES)
 
 
-def test_every_alert_says_what_is_wrong_and_leads_to_its_runbook() -> None:
+def test_every_alert_describes_its_problem_and_links_its_runbook() -> None:
     for rule in rules():
         alert = rule["alert"]
         assert rule["labels"]["severity"] in {"warning", "critical"}
@@ -142,7 +142,7 @@ def test_every_alert_says_what_is_wrong_and_leads_to_its_runbook() -> None:
     assert headings == [rule["alert"] for rule in rules()]
 
 
-def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+def test_every_alert_has_a_firing_and_a_quiet_test() -> None:
     document = YAML(typ="safe").load(DEPLOY / "prometheus-rules.test.yml")
     fires: dict[str, set[bool]] = {}
     for test in document["tests"]:
@@ -164,7 +164,7 @@ def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not()
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
-def test_promtool_agrees(arguments: list[str]) -> None:
+def test_promtool_accepts_rules_and_tests(arguments: list[str]) -> None:
     command = [PROMTOOL or "", *arguments]
     result = subprocess.run(
         command, cwd=DEPLOY, capture_output=True, text=True, timeout=60, check=False
@@ -172,7 +172,7 @@ def test_promtool_agrees(arguments: list[str]) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_dashboard_is_one_that_grafana_can_lay_out() -> None:
+def test_grafana_can_lay_out_the_dashboard() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     places = [cell for panel in DASHBOARD["panels"] for cell in cells(panel["gridPos"])]

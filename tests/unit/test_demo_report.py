@@ -104,7 +104,7 @@ def test_the_workload_is_the_same_everywhere_and_of_the_promised_sizes() -> None
     assert digest.hexdigest()[:16] == "f332f0bb9b7def1f"
 
 
-def test_a_person_may_decide_otherwise_and_the_report_is_true_all_the_same() -> None:
+def test_a_report_is_true_also_after_a_denial() -> None:
     denied = Decided(
         id="130-1", tool="restart", asked_ms=1, approve=False, by="ana", reason="not now"
     )

@@ -70,7 +70,7 @@ def lacks(worker: str, agents: list[str]) -> Fault:
     return Fault(worker, (HELD,), f"a worker runs no agent 'opps', only {agents}. Start one")
 
 
-def test_an_agent_that_another_worker_may_have_is_not_called_missing() -> None:
+def test_an_agent_of_another_worker_is_not_called_missing() -> None:
     faults = [lacks("b", ["ops"]), lacks("a", ["deploy", "ops"])]
     found = explain_agent("q", faults, {"a", "b"})
     assert found.text.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
@@ -80,7 +80,7 @@ def test_an_agent_that_another_worker_may_have_is_not_called_missing() -> None:
     assert "workers have: none" in explain_agent("q", [lacks("a", [])], ["a"]).text
 
 
-async def test_a_diagnosis_takes_the_place_of_general_advice() -> None:
+async def test_a_diagnosis_replaces_general_advice() -> None:
     watch = Watch(await Client.connect("127.0.0.1:1", lazy=True), "ops-7")
     watch.latest = Diagnosis("busy", "worker it is busy")
     watch._diagnosed_at = time.monotonic()
@@ -90,7 +90,7 @@ async def test_a_diagnosis_takes_the_place_of_general_advice() -> None:
     assert str(error) == "it cannot take it now. Worker it is busy."
 
 
-async def test_without_a_server_the_error_stays_as_it_is() -> None:
+async def test_the_error_stays_unchanged_without_a_server() -> None:
     watch = Watch(await Client.connect("127.0.0.1:1", lazy=True), "ops-7")
     error = NoWorker(f"no worker answers. {START_ONE}")
     assert await watch.explain(error) is error
@@ -148,7 +148,7 @@ async def test_a_failing_callback_about_holds_does_not_end_the_watch(
 
 
 @pytest.mark.usefixtures("found")
-async def test_heartbeats_that_cannot_be_read_do_not_undo_a_diagnosis(
+async def test_unreadable_heartbeats_do_not_undo_a_diagnosis(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def held_by(*_: object) -> str:
@@ -174,9 +174,7 @@ async def test_heartbeats_of_other_activities_are_not_decoded() -> None:
 
 @pytest.mark.usefixtures("found")
 @pytest.mark.parametrize(("age_seconds", "text"), [(3.0, "It is busy."), (1.0, "No worker polls.")])
-async def test_a_caller_gives_up_by_a_diagnosis_that_is_fresh(
-    age_seconds: float, text: str
-) -> None:
+async def test_a_fresh_diagnosis_makes_a_caller_give_up(age_seconds: float, text: str) -> None:
     watch = Watch(cast("Client", None), "t")
     watch.latest = Diagnosis("no_worker", "no worker polls")
     watch._diagnosed_at = time.monotonic() - age_seconds
@@ -185,7 +183,7 @@ async def test_a_caller_gives_up_by_a_diagnosis_that_is_fresh(
 
 
 @pytest.mark.usefixtures("found")
-async def test_a_quiet_thread_is_looked_at_again_soon_once_it_has_work() -> None:
+async def test_an_idle_thread_is_checked_soon_after_new_work() -> None:
     async with asyncio.timeout(10), Watch(cast("Client", None), "t") as watch:
         watch.set_quiet(True)
         while watch.latest is None:
@@ -217,7 +215,7 @@ async def test_waits_of_one_connection_share_a_listing_of_pollers(
     assert listed == ["a", "b", "a"]
 
 
-def test_a_healthy_thread_is_looked_at_a_handful_of_times() -> None:
+def test_a_healthy_thread_is_checked_a_few_times() -> None:
     elapsed, looks = diagnosis.FIRST_SECONDS, 1
     while (elapsed := elapsed + next_look_seconds(elapsed)) <= 100:
         looks += 1
@@ -227,7 +225,7 @@ def test_a_healthy_thread_is_looked_at_a_handful_of_times() -> None:
 
 
 @pytest.mark.usefixtures("found")
-async def test_many_waits_of_one_process_look_one_after_the_other(
+async def test_waits_of_one_process_diagnose_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times: list[float] = []

@@ -102,7 +102,7 @@ def test_every_copied_source_exists_and_is_in_the_build_context() -> None:
 @pytest.mark.parametrize(
     "name", [".env", ".git/config", ".venv/bin/python", ".everlong/db", "tests/unit", "deploy"]
 )
-def test_secrets_and_ballast_stay_out_of_the_build_context(name: str) -> None:
+def test_secrets_and_unneeded_files_stay_out_of_the_build_context(name: str) -> None:
     assert not in_context(Path(name))
 
 
@@ -126,7 +126,7 @@ def test_everything_that_pip_installs_is_constrained() -> None:
     assert all("-c constraints.txt" in command for command in pip), pip
 
 
-def test_the_image_never_lets_pip_choose_who_everlong_is() -> None:
+def test_pip_never_resolves_everlong_in_the_image() -> None:
     pip = [words for name, words in instructions() if name == "RUN" and "pip" in words]
     assert pip
     assert not any(re.match(r"everlong(\[|$|==)", word) for words in pip for word in words)
@@ -140,7 +140,7 @@ def test_the_wheel_reports_its_version(installed: Path) -> None:
     assert project["version"] in printed
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(installed: Path) -> None:
+def test_the_wheel_holds_only_the_package(installed: Path) -> None:
     names = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
     assert names - {"bin"} == {"everlong"}
     assert (installed / "everlong" / "py.typed").exists()

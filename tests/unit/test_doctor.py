@@ -109,7 +109,7 @@ class Denying(MemoryBlobStore):
         ("delete", "warning", "cannot be deleted"),
     ],
 )
-async def test_what_a_store_refuses_is_told(denied: str, status: str, text: str) -> None:
+async def test_refusals_of_a_store_are_reported(denied: str, status: str, text: str) -> None:
     store = Denying(denied)
     found = await check_store(open_packs(store).store)
     assert (found.check, found.status) == ("store", status)
@@ -119,7 +119,7 @@ async def test_what_a_store_refuses_is_told(denied: str, status: str, text: str)
         assert store._objects == {}
 
 
-async def test_a_store_that_hangs_is_given_up_on_and_left_clean(
+async def test_the_check_of_a_hanging_store_times_out_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("everlong.doctor.probes.SECONDS_MAX", 0.01)
@@ -129,7 +129,7 @@ async def test_a_store_that_hangs_is_given_up_on_and_left_clean(
     assert store._objects == {}
 
 
-async def test_a_check_that_is_broken_off_leaves_nothing() -> None:
+async def test_a_cancelled_check_leaves_nothing() -> None:
     store = Denying("slow")
     task = asyncio.create_task(check_store(store))
     while not store._objects:
@@ -155,7 +155,7 @@ async def test_a_slow_store_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
         (-9, 0.1, "warning"),
     ],
 )
-def test_a_clock_is_told_of_once_it_is_wrong_for_sure(
+def test_a_clock_is_reported_only_if_it_is_wrong_for_sure(
     ahead: float, error: float, status: str
 ) -> None:
     assert judge_clock(Clock(ahead, error)).status == status
@@ -178,21 +178,19 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize(("answer", "status", "text", "fix"), PROBLEMS)
-def test_what_is_wrong_with_a_worker_is_told(
-    answer: Read, status: str, text: str, fix: str
-) -> None:
+def test_faults_of_a_worker_are_reported(answer: Read, status: str, text: str, fix: str) -> None:
     found = judge_worker(ASKER, "w", [answer])
     assert (found.check, found.status) == ("worker w", status)
     assert text in found.text
     assert fix in found.fix
 
 
-def test_a_worker_that_is_well_says_so_and_one_failure_of_many_is_not_lost() -> None:
+def test_a_healthy_worker_passes_and_no_failure_of_others_is_lost() -> None:
     assert judge_worker(ASKER, "w", [read(), read()]).status == "ok"
     assert judge_worker(ASKER, "w", [read(None, "it broke"), read()]).status == "failed"
 
 
-def test_a_worker_that_does_not_answer_is_named() -> None:
+def test_a_silent_worker_is_named() -> None:
     everyone, one = judge_workers(ASKER, ["v", "w"], [read()])
     assert (everyone.status, one.status) == ("warning", "ok")
     assert everyone.text == "1 of 2 answered; no answer from v"
@@ -237,7 +235,7 @@ def test_an_untested_minor_version_is_a_warning_and_another_major_one_a_failure(
     assert fix in found.fix
 
 
-def test_an_untested_version_is_warned_of_once(
+def test_an_untested_version_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("everlong.plugin.sdk_version", lambda: "1.99.0")
@@ -263,7 +261,7 @@ def test_the_tested_versions_are_within_those_that_are_required() -> None:
         ("host:7233", RPCStatusCode.INVALID_ARGUMENT, SetupRefused, "columns"),
     ],
 )  # fmt: skip
-async def test_why_the_server_refuses_attributes_is_told(
+async def test_the_servers_reason_for_refusing_attributes_is_reported(
     address: str, status: RPCStatusCode, kind: type[Exception], text: str
 ) -> None:
     client = await Client.connect(address, lazy=True)
@@ -274,7 +272,7 @@ async def test_why_the_server_refuses_attributes_is_told(
         assert all(f"{name}={type_}" in str(error) for name, type_ in SEARCH_ATTRIBUTES.items())
 
 
-async def test_what_a_doctor_is_told_stays_plain_and_nothing_else_does() -> None:
+async def test_only_doctor_payloads_stay_plain() -> None:
     codec = EverlongCodec(MemoryBlobStore(), keys={"k": KEY_1})
 
     def of(activity_type: str) -> EverlongCodec:
@@ -297,7 +295,7 @@ def silent_address() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_without_a_server_the_doctor_checks_the_rest(tmp_path: Path) -> None:
+def test_the_doctor_checks_the_rest_without_a_server(tmp_path: Path) -> None:
     result = everlong("doctor", cwd=tmp_path, TEMPORAL_ADDRESS="127.0.0.1:1")
     assert result.returncode == 1, result.stderr
     assert "ok       store: " in result.stdout
@@ -307,7 +305,7 @@ def test_without_a_server_the_doctor_checks_the_rest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "exit_code"), [("doctor", 1), ("setup", 1)])
-def test_a_server_that_says_nothing_is_not_waited_for(
+def test_the_doctor_does_not_wait_for_a_silent_server(
     tmp_path: Path,
     silent_address: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -326,7 +324,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(
     assert said in result.output + str(result.exception)
 
 
-def test_setup_without_a_server_says_so(tmp_path: Path) -> None:
+def test_setup_reports_a_missing_server(tmp_path: Path) -> None:
     result = everlong("setup", cwd=tmp_path, TEMPORAL_ADDRESS="127.0.0.1:1", EVERLONG_STORE="")
     assert result.returncode == 4, result.stderr
     assert "no Temporal server answers at 127.0.0.1:1" in result.stderr

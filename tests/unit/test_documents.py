@@ -142,7 +142,7 @@ def test_every_argument_of_a_worker_in_documents_is_a_setting_of_the_command() -
     assert violations == set()
 
 
-def test_every_test_file_that_the_makefile_names_is_there() -> None:
+def test_every_test_file_in_the_makefile_exists() -> None:
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     named = [
         prefix + file

@@ -97,7 +97,7 @@ async def test_only_a_draining_run_offloads_in_read() -> None:
 
 
 @pytest.mark.guarantee(33)
-async def test_a_draining_run_seals_and_others_do_not() -> None:
+async def test_only_a_draining_run_seals() -> None:
     codec = reading(keys={"first": KEY_1}).with_context(WORKFLOW)
     small = payload(b"secret")
     with completing(CompletionBudget(drain=Held(holds=True))):
@@ -108,7 +108,7 @@ async def test_a_draining_run_seals_and_others_do_not() -> None:
         assert await codec.encode([small]) == [small]
 
 
-async def test_what_a_draining_run_hands_over_is_plain_up_to_a_bound() -> None:
+async def test_outbound_values_of_a_draining_run_are_plain_up_to_a_bound() -> None:
     codec = reading().with_context(WORKFLOW)
     budget = CompletionBudget(drain=Held(holds=True))
     budget.plain_bytes_max = limits.DRAIN_HANDOVER_BYTES_MAX
@@ -119,7 +119,7 @@ async def test_what_a_draining_run_hands_over_is_plain_up_to_a_bound() -> None:
     assert all(map(is_ref, both))
 
 
-async def test_while_refs_are_only_suspected_what_is_small_stays_plain() -> None:
+async def test_small_values_stay_plain_while_refs_are_only_suspected() -> None:
     codec = reading().with_context(WORKFLOW)
     drain = Held(holds=True)
     drain.holds_refs = False
@@ -202,7 +202,7 @@ async def test_a_ref_is_found_in_a_recorded_input_and_not_in_a_text_that_names_i
     assert not holds_ref(scheduled(payload(b"binary/everlong-ref")))
 
 
-async def test_a_run_that_begins_here_drains_once_a_ref_was_read_or_written() -> None:
+async def test_a_new_run_drains_once_a_ref_was_read_or_written() -> None:
     drain, history = run_drain(Server())
     drain.begin(replaying=False)
     assert not await drain.decide()
@@ -214,7 +214,7 @@ async def test_a_run_that_begins_here_drains_once_a_ref_was_read_or_written() ->
     assert await drain.decide()
 
 
-async def test_a_replayed_run_is_decided_by_its_history() -> None:
+async def test_the_history_decides_if_a_replayed_run_drains() -> None:
     _, ref = await large_ref()
     for inputs, drains in (((LARGE, ref), True), ((LARGE,), False)):
         drain, history = run_drain(Server())
@@ -226,7 +226,7 @@ async def test_a_replayed_run_is_decided_by_its_history() -> None:
         assert await drain.decide() is drains
 
 
-async def test_a_history_that_no_prefetch_reads_is_read_before_anything_is_written() -> None:
+async def test_a_history_is_read_before_a_write_even_without_a_prefetch() -> None:
     _, ref = await large_ref()
     for events, drains in (((scheduled(ref),), True), ((scheduled(LARGE),), False)):
         server = Server(*events)
@@ -239,7 +239,7 @@ async def test_a_history_that_no_prefetch_reads_is_read_before_anything_is_writt
 
 
 @pytest.mark.guarantee(33)
-async def test_an_unreadable_history_counts_as_one_with_refs_after_one_wait(
+async def test_an_unreadable_history_counts_as_having_refs_after_one_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limits, "DRAIN_SECONDS_MAX", 0.1)
@@ -304,7 +304,7 @@ class Rolling:
         return None
 
 
-async def test_a_run_that_rolls_while_it_is_looked_at_is_followed() -> None:
+async def test_the_count_follows_a_run_that_rolls() -> None:
     _, ref = await large_ref()
     histories = cast("Histories", Rolling(ref))
     reader = CodecUsageReader(histories)
@@ -407,7 +407,7 @@ async def test_a_large_value_that_stayed_inline_keeps_a_run_draining() -> None:
     assert result == LARGE
 
 
-async def test_without_an_activation_hook_what_is_large_goes_to_the_store() -> None:
+async def test_large_values_are_stored_without_an_activation_hook() -> None:
     codec = reading().with_context(WORKFLOW)
 
     async def task() -> None:
@@ -424,7 +424,7 @@ async def test_without_an_activation_hook_what_is_large_goes_to_the_store() -> N
     assert await codec.encode([LARGE, LARGE]) == [LARGE, LARGE]
 
 
-async def test_a_history_that_fails_to_be_read_leaves_the_hooks_on() -> None:
+async def test_a_failed_history_read_leaves_the_hooks_on() -> None:
     drain, history = run_drain(Server(error=ValueError("odd")))
     history.finish(complete=False)
     await asyncio.to_thread(drain.begin, replaying=True)

@@ -13,7 +13,7 @@ SECONDS = limits.ENCODER_SECONDS_MAX
 
 
 @pytest.mark.guarantee(9)
-def test_what_was_appended_is_all_that_is_written() -> None:
+def test_only_appended_bytes_are_written() -> None:
     memory = ThreadMemory()
     body = noise(500_000)
     plan_and_commit(memory, body)
@@ -27,7 +27,7 @@ def test_what_was_appended_is_all_that_is_written() -> None:
 
 
 @pytest.mark.parametrize("result_bytes", [20_000, 500_000])
-def test_one_off_payloads_in_between_do_not_make_a_list_be_written_whole_again(
+def test_one_off_payloads_do_not_cause_a_list_to_be_rewritten(
     result_bytes: int,
 ) -> None:
     memory = ThreadMemory()
@@ -40,7 +40,7 @@ def test_one_off_payloads_in_between_do_not_make_a_list_be_written_whole_again(
             plan_and_commit(memory, noise(result_bytes, 1000 + 10 * step + result))
 
 
-def test_two_lists_grow_side_by_side() -> None:
+def test_two_lists_grow_independently() -> None:
     memory = ThreadMemory()
     lists = [noise(200_000, 1), noise(200_000, 2)]
     for step in range(12):
@@ -76,7 +76,7 @@ def test_equal_data_with_other_metadata_is_another_payload() -> None:
     assert new_bytes(other) == 0
 
 
-def test_what_is_equal_and_encoded_at_once_is_remembered_once() -> None:
+def test_equal_payloads_encoded_at_once_are_remembered_once() -> None:
     memory = ThreadMemory()
     plan_and_commit(memory, noise(9000, 1))
     plans = [memory.plan(b"", noise(9000, 2), "", 0.0) for _ in range(5)]
@@ -87,7 +87,7 @@ def test_what_is_equal_and_encoded_at_once_is_remembered_once() -> None:
 
 @pytest.mark.guarantee(11)
 @pytest.mark.parametrize("data", [b"", noise(5000), noise(200_000)])
-def test_a_pack_that_nobody_named_for_long_is_not_pointed_to(data: bytes) -> None:
+def test_a_pack_unnamed_for_long_is_not_referenced(data: bytes) -> None:
     memory = ThreadMemory()
     plan_and_commit(memory, data)
     for extended in (data, data + noise(2000, 1), noise(2000, 2) + data):
@@ -98,7 +98,7 @@ def test_a_pack_that_nobody_named_for_long_is_not_pointed_to(data: bytes) -> Non
     assert fresh.same_as is None or not fresh.contents.sources
 
 
-def test_a_payload_of_others_bytes_alone_grows_old_too() -> None:
+def test_a_payload_without_own_bytes_ages_too() -> None:
     memory = ThreadMemory()
     body = noise(300_000)
     plan_and_commit(memory, body)
@@ -120,7 +120,7 @@ def test_using_a_pack_keeps_it_young() -> None:
 
 
 @pytest.mark.guarantee(22)
-def test_after_a_rotation_nothing_of_the_old_key_is_pointed_to() -> None:
+def test_no_pack_of_the_old_key_is_referenced_after_a_rotation() -> None:
     memory = ThreadMemory()
     body = noise(200_000)
     plan_and_commit(memory, body, key_id="old")
@@ -137,7 +137,7 @@ def test_after_a_rotation_nothing_of_the_old_key_is_pointed_to() -> None:
 
 
 @pytest.mark.guarantee(22)
-def test_what_was_read_with_an_old_key_is_not_pointed_to() -> None:
+def test_a_pack_read_with_an_old_key_is_not_referenced() -> None:
     store, memory = Store(), ThreadMemory()
     name = store.add(memory.plan(b"", noise(50_000), "", 0.0))
     memory = ThreadMemory()
@@ -164,7 +164,7 @@ def test_the_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.guarantee(9)
-def test_eight_lists_grow_side_by_side_with_results_between_them() -> None:
+def test_eight_lists_grow_independently_with_results_between_them() -> None:
     memory = ThreadMemory()
     lists = [noise(100_000, which) for which in range(8)]
     for step in range(6):
@@ -203,7 +203,7 @@ def test_head_and_tail_of_a_result_are_found_where_its_middle_was_cut_out() -> N
 
 
 @pytest.mark.guarantee(11)
-def test_without_its_bytes_a_list_is_still_continued() -> None:
+def test_a_list_is_continued_without_its_bytes() -> None:
     store, memory = Store(), ThreadMemory()
     body = noise(300_000)
     for step in range(40):
@@ -220,7 +220,7 @@ def test_without_its_bytes_a_list_is_still_continued() -> None:
 
 
 @pytest.mark.guarantee(11)
-def test_marks_lead_to_no_list_that_differs() -> None:
+def test_marks_never_match_a_different_list() -> None:
     memory = ThreadMemory()
     body = noise(100_000)
     plan_and_commit(memory, body)
@@ -264,7 +264,7 @@ def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
 
 
 @pytest.mark.guarantee(11)
-def test_threads_of_which_nothing_became_durable_are_bounded_too() -> None:
+def test_threads_without_durable_objects_are_bounded_too() -> None:
     memory = EncoderMemory(1_000_000)
     for number in range(5000):
         memory.get(f"thread {number}")
@@ -273,7 +273,7 @@ def test_threads_of_which_nothing_became_durable_are_bounded_too() -> None:
     assert sys.getsizeof(memory._threads) < 1_000_000
 
 
-def test_nothing_that_is_remembered_shows_a_payload() -> None:
+def test_the_memory_shows_no_payload() -> None:
     memory = ThreadMemory()
     secret = b"hunter2 " * 1000
     plan = plan_and_commit(memory, secret)

@@ -28,7 +28,7 @@ def new_bytes(memory: ThreadMemory, store: Store, data: bytes) -> int:
 @pytest.mark.guarantee(9)
 @pytest.mark.parametrize("inserted", [0, 1, 100, 3000, 40_000])
 @pytest.mark.parametrize("appended", [0, 2000])
-def test_a_change_in_the_middle_costs_what_is_new(inserted: int, appended: int) -> None:
+def test_an_edit_in_the_middle_stores_only_new_bytes(inserted: int, appended: int) -> None:
     memory, store = ThreadMemory(), Store()
     body = noise(400_000)
     new_bytes(memory, store, body)
@@ -37,7 +37,7 @@ def test_a_change_in_the_middle_costs_what_is_new(inserted: int, appended: int) 
 
 
 @pytest.mark.guarantee(9)
-def test_many_small_changes_do_not_make_the_head_grow_for_ever() -> None:
+def test_many_small_edits_do_not_grow_the_head_without_bound() -> None:
     memory, store = ThreadMemory(), Store()
     source = random.Random(5)
     body = bytearray(noise(200_000))
@@ -56,7 +56,7 @@ def test_many_small_changes_do_not_make_the_head_grow_for_ever() -> None:
 
 @pytest.mark.guarantee(10)
 @pytest.mark.parametrize("changes", [250, 300, 600, 1500])
-def test_many_changes_at_once_do_not_make_the_head_longer_than_its_bound(changes: int) -> None:
+def test_many_edits_at_once_keep_the_head_within_its_bound(changes: int) -> None:
     memory, store = ThreadMemory(), Store()
     body = bytearray(noise(3_000_000))
     new_bytes(memory, store, bytes(body))
@@ -71,7 +71,7 @@ def test_many_changes_at_once_do_not_make_the_head_longer_than_its_bound(changes
 
 @pytest.mark.guarantee(10)
 @pytest.mark.parametrize("seed", range(3))
-def test_runs_that_are_written_again_leave_no_pack_without_its_dictionary(
+def test_rewritten_runs_leave_no_pack_without_its_dictionary(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(limits, "EXTENTS_MAX", 64)
@@ -92,7 +92,7 @@ def test_runs_that_are_written_again_leave_no_pack_without_its_dictionary(
 
 
 @pytest.mark.guarantee(9)
-async def test_a_task_that_is_tried_again_does_not_write_again() -> None:
+async def test_a_retried_task_does_not_write_again() -> None:
     store = CountingStore()
     codec = EverlongCodec(store, keys={"k": bytes(32)}).with_context(workflow())
     items = [payload(noise(20_000, seed)) for seed in range(200)]
@@ -104,7 +104,7 @@ async def test_a_task_that_is_tried_again_does_not_write_again() -> None:
 
 
 @pytest.mark.guarantee(27)
-async def test_a_completion_that_takes_too_long_keeps_the_rest_inline(
+async def test_an_overlong_completion_keeps_the_rest_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = MemoryBlobStore()
@@ -125,7 +125,7 @@ async def test_a_completion_that_takes_too_long_keeps_the_rest_inline(
 
 
 @pytest.mark.guarantee(4)
-async def test_what_is_lost_is_not_pointed_to_again() -> None:
+async def test_a_lost_pack_is_not_referenced_again() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store).with_context(workflow())
     body = noise(100_000)

@@ -15,7 +15,7 @@ from tests.support.sample_payloads import noise, payload, text, workflow
 
 
 @pytest.mark.guarantee(12)
-def test_a_payload_that_is_being_compared_does_not_keep_others_from_the_memory(
+def test_a_comparison_does_not_block_others_from_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = ThreadMemory()
@@ -64,7 +64,7 @@ async def longest_gap(work: Coroutine[Any, Any, object]) -> float:
 
 @pytest.mark.guarantee(12)
 @pytest.mark.parametrize("keys", [None, {"k1": bytes(32)}], ids=["plain", "sealed"])
-async def test_the_event_loop_goes_on_while_a_large_payload_is_encoded_and_decoded(
+async def test_encoding_and_decoding_a_large_payload_do_not_block_the_event_loop(
     keys: dict[str, bytes] | None,
 ) -> None:
     item = payload(text(1_000_000, 1) * 4 + noise(12_000_000))
@@ -84,7 +84,7 @@ async def test_the_event_loop_goes_on_while_a_large_payload_is_encoded_and_decod
     assert min(gaps) < 0.1, gaps
 
 
-def test_equal_payloads_give_equal_packs_also_if_one_becomes_durable_while_the_other_is_compared(
+def test_equal_payloads_give_equal_packs_even_if_encoded_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = ThreadMemory()

@@ -112,7 +112,7 @@ def test_a_protocol_of_one_signal_is_for_that_one_alone(monkeypatch: pytest.Monk
     ("variable", "value"),
     [("OTEL_SERVICE_NAME", "mine"), ("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine,team=ops")],
 )
-def test_a_service_is_named_by_its_team_first(
+def test_the_teams_service_name_wins(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with http_receiver() as received:
@@ -138,7 +138,7 @@ def test_a_service_is_named_by_its_team_first(
     ],
     ids=["unset", "none", "disabled"],
 )
-def test_what_is_not_exported_costs_nothing(environment: dict[str, str]) -> None:
+def test_disabled_exports_cost_nothing(environment: dict[str, str]) -> None:
     before = set(threading.enumerate())
     providers = opened(**environment)
     assert isinstance(providers.tracer_provider, NoOpTracerProvider)
@@ -173,16 +173,14 @@ def test_what_is_not_exported_costs_nothing(environment: dict[str, str]) -> None
     ],
     ids=lambda value: "" if isinstance(value, str) else ",".join(value.values()),
 )
-def test_what_is_not_understood_is_refused_by_name(
-    environment: dict[str, str], message: str
-) -> None:
+def test_unknown_values_are_refused_by_name(environment: dict[str, str], message: str) -> None:
     before = set(threading.enumerate())
     with pytest.raises(ConfigError, match=message):
         opened(**environment)
     assert set(threading.enumerate()) <= before
 
 
-def test_an_exporter_that_refuses_its_variables_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_exporter_variables_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli")
     for exports in (
         ExportSettings(service_name="x", traces="otlp", traces_protocol="grpc"),
@@ -192,7 +190,7 @@ def test_an_exporter_that_refuses_its_variables_says_so(monkeypatch: pytest.Monk
             open_providers(exports)
 
 
-def test_an_endpoint_that_does_not_answer_holds_up_nobody_who_stops(
+def test_a_silent_endpoint_does_not_delay_shutdown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = set(threading.enumerate())

@@ -53,12 +53,12 @@ def test_every_error_is_drawn_in_the_tree_and_exits_non_zero() -> None:
     assert violations == []
 
 
-def test_what_a_workflow_imports_is_light() -> None:
+def test_workflow_imports_are_light() -> None:
     """The sandbox imports `everlong` again for each workflow, with everything that it imports."""
     assert imported_with("everlong", "everlong.admin", *FROM_EXTRAS) == "[]"
 
 
-def test_a_question_to_a_thread_needs_no_extra() -> None:
+def test_ask_needs_no_extra() -> None:
     """`everlong.ask` and the plugin work without the packages of `everlong[admin]`."""
     assert imported_with("everlong.client.archives", *FROM_EXTRAS) == "[]"
 

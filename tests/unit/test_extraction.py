@@ -62,7 +62,7 @@ def test_snapshots_are_the_same_bytes_in_every_process_and_on_every_machine() ->
     assert outputs[0].strip() == "14363d79cb8c6878460d3bbddecba324"
 
 
-def test_the_corpus_is_long_and_has_something_of_each_kind() -> None:
+def test_the_corpus_is_long_and_has_each_kind_of_evidence() -> None:
     for each in corpus(5):
         truth = each.truth
         steps = sum(bool(item.message and item.message.tool_calls) for item in each.items)
@@ -103,7 +103,7 @@ def test_the_corpus_is_long_and_has_something_of_each_kind() -> None:
         ("the end of a cut path src/app/ma…", []),
     ],
 )
-def test_paths_and_ids_are_found_as_they_stand(text: str, refs: list[str]) -> None:
+def test_paths_and_ids_are_found_verbatim(text: str, refs: list[str]) -> None:
     assert find_refs(text, bulk=True) == refs
 
 
@@ -124,7 +124,7 @@ def test_shell_lines_are_found_in_output(text: str, commands: list[str]) -> None
     assert find_commands(text, bulk=True) == commands
 
 
-def test_code_in_backticks_is_a_command_in_what_people_say() -> None:
+def test_code_in_backticks_is_a_command_in_user_messages() -> None:
     assert find_commands("run `frobnicate --all` or `main`", bulk=False) == ["frobnicate --all"]
 
 
@@ -137,7 +137,7 @@ def test_numbers_are_found_with_the_words_around_them() -> None:
     assert find_numbers('{"elapsed_ms": 83, "ok": true}') == [("83", "elapsed_ms 83 ok")]
 
 
-def test_a_list_is_what_its_heading_says() -> None:
+def test_a_list_has_the_kind_of_its_heading() -> None:
     text = "Fixed it.\n\nOpen points:\n- the changelog\n- the docs\n\nThat is all."
     found = list(extraction.split_sentences(text))
     assert found == [
@@ -150,7 +150,7 @@ def test_a_list_is_what_its_heading_says() -> None:
     assert not extraction.is_open("the docs", "", by_user=False)
 
 
-def test_code_is_no_sentence_and_dots_within_words_end_none() -> None:
+def test_code_and_dots_within_words_do_not_split_sentences() -> None:
     text = "See e.g. v1.2 of a.py. It works.\n```py\nTODO = 1\n```\nDr. Who agreed."
     assert [sentence for sentence, _ in extraction.split_sentences(text)] == [
         "See e.g. v1.2 of a.py.",

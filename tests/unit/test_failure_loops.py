@@ -53,7 +53,7 @@ def test_a_step_counts_a_failure_once_however_often_it_calls() -> None:
     assert after([*failed("a"), *failed("a"), *failed("a")]).same_failure == 1
 
 
-def test_refused_steps_are_those_in_which_nothing_was_run() -> None:
+def test_a_step_is_refused_if_no_call_ran() -> None:
     refused = [Observed("a", "x", "refused")]
     assert after(refused, refused).refused_steps == 2
     assert after(refused, [*refused, *ok("b")]).refused_steps == 0
@@ -68,7 +68,7 @@ def test_a_cycle_of_steps_is_no_progress(cycle: int) -> None:
 
 
 @pytest.mark.guarantee(69)
-def test_polling_that_sees_something_new_is_progress() -> None:
+def test_polling_with_a_new_result_is_progress() -> None:
     assert after(*(ok("poll", f"at {i}") for i in range(50))).no_progress_steps == 0
     waits = [*[ok("poll", "not yet")] * 10, ok("poll", "done")]
     assert after(*waits).no_progress_steps == 0
@@ -98,7 +98,7 @@ def test_calls_that_fail_together_in_every_step_are_all_remembered() -> None:
 
 
 @given(steps)
-def test_streaks_stay_small_and_count_no_more_than_there_were(taken: list[list[Observed]]) -> None:
+def test_streaks_stay_small_and_never_overcount(taken: list[list[Observed]]) -> None:
     streaks = after(*taken)
     assert len(TypeAdapter(Streaks).dump_json(streaks)) < 2048
     assert streaks.no_progress_steps < max(1, len(taken))

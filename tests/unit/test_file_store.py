@@ -95,14 +95,14 @@ async def test_a_failed_put_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / ".partial").iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="cannot open the blob store"):
         open_store((tmp_path / "file/sub").as_uri())
 
 
 @pytest.mark.guarantee(16)
-async def test_a_directory_that_has_gone_is_an_outage_not_an_empty_store(tmp_path: Path) -> None:
+async def test_a_deleted_directory_is_an_outage_and_no_empty_store(tmp_path: Path) -> None:
     store = open_store((tmp_path / "disk").as_uri())
     await store.put("v1/a", b"x")
     (tmp_path / "disk").rename(tmp_path / "unmounted")
@@ -119,7 +119,7 @@ async def test_a_directory_that_has_gone_is_an_outage_not_an_empty_store(tmp_pat
 
 
 @pytest.mark.guarantee(17)
-async def test_what_is_stored_is_for_this_user_alone(tmp_path: Path) -> None:
+async def test_stored_files_are_private_to_the_user(tmp_path: Path) -> None:
     store = open_store((tmp_path / "blobs").as_uri())
     await store.put("v1/a/b", b"x")
     # Each alone is enough: the directory, and the file in a directory that others may enter.
@@ -139,7 +139,7 @@ def test_an_unknown_scheme_is_refused_without_repeating_secrets(url: str) -> Non
     assert "secret" not in str(raised.value)
 
 
-def test_a_url_that_cannot_be_read_is_refused() -> None:
+def test_an_invalid_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         open_store("file://[bad")
 
@@ -197,7 +197,7 @@ async def test_a_put_syncs_the_file_and_its_directory_and_parents_only_once(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have scratch files only")
-async def test_a_put_makes_no_scratch_file_where_the_file_system_needs_none(
+async def test_a_put_makes_no_scratch_file_if_the_file_system_supports_unnamed_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FileBlobStore(tmp_path)

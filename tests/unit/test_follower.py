@@ -105,7 +105,7 @@ def follow(server: Server) -> Follower:
     return Follower(server, "ops-7")  # type: ignore[arg-type]
 
 
-async def test_a_wait_goes_on_where_the_last_long_poll_ended() -> None:
+async def test_a_wait_continues_after_the_last_long_poll() -> None:
     server = Server(page(event()), page(), page(event(2)))
     follower = follow(server)
     read = [[each.event_id for each in await follower.next()] for _ in range(3)]
@@ -114,7 +114,7 @@ async def test_a_wait_goes_on_where_the_last_long_poll_ended() -> None:
     assert server.described == 1
 
 
-async def test_a_roll_is_followed_without_asking_for_the_next_run() -> None:
+async def test_a_roll_is_followed_without_a_lookup_of_the_next_run() -> None:
     server = Server(page(rolled("run-2"), token=b""), page(event()))
     follower = follow(server)
     await follower.next()
@@ -142,7 +142,7 @@ async def test_a_thread_has_ended_if_no_run_follows() -> None:
     assert follower.has_ended
 
 
-async def test_a_thread_that_had_ended_before_is_told_once_no_run_follows() -> None:
+async def test_an_earlier_end_is_reported_once_no_run_follows() -> None:
     server = Server(page(terminated(), token=b""))
     progress = ProgressFollower(server, "ops-7")  # type: ignore[arg-type]
     assert await progress.next() is None
@@ -152,7 +152,7 @@ async def test_a_thread_that_had_ended_before_is_told_once_no_run_follows() -> N
 
 
 @pytest.mark.parametrize("status", [RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED])
-async def test_a_server_that_is_away_is_asked_again_with_the_same_token(
+async def test_an_unavailable_server_is_polled_again_with_the_same_token(
     status: RPCStatusCode,
 ) -> None:
     server = Server(page(event()), status, status, page(event(2)))
@@ -165,7 +165,7 @@ async def test_a_server_that_is_away_is_asked_again_with_the_same_token(
     assert server.asked[1:] == [("run-1", b"more")] * 3
 
 
-async def test_a_long_poll_that_times_out_is_no_problem() -> None:
+async def test_a_long_poll_that_times_out_is_repeated() -> None:
     follower = follow(Server(page(event()), RPCStatusCode.DEADLINE_EXCEEDED))
     await follower.next()
     assert await follower.next() == ()
@@ -173,7 +173,7 @@ async def test_a_long_poll_that_times_out_is_no_problem() -> None:
 
 
 @pytest.mark.parametrize("status", [RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT])
-async def test_a_token_that_the_server_refuses_is_forgotten(status: RPCStatusCode) -> None:
+async def test_a_refused_token_is_forgotten(status: RPCStatusCode) -> None:
     server = Server(page(event()), status, page(event()))
     follower = follow(server)
     await follower.next()
@@ -183,7 +183,7 @@ async def test_a_token_that_the_server_refuses_is_forgotten(status: RPCStatusCod
     assert server.asked[-1] == ("run-5", b"")
 
 
-async def test_a_thread_that_the_server_does_not_know_is_an_error() -> None:
+async def test_an_unknown_thread_is_an_error() -> None:
     server = Server()
 
     async def unknown(*_: Any, **__: Any) -> Any:
@@ -222,7 +222,7 @@ async def test_waits_beyond_a_bound_hold_no_long_poll(monkeypatch: pytest.Monkey
     assert [each.event_id for each in await holding] == [2]
 
 
-async def test_waits_take_the_place_of_long_polls_that_end_in_the_order_of_arrival(
+async def test_waits_get_free_long_polls_in_order_of_arrival(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "LONG_POLLS_MAX", 1)
@@ -248,7 +248,7 @@ async def test_waits_take_the_place_of_long_polls_that_end_in_the_order_of_arriv
     assert not polls._waiting
 
 
-async def test_a_wait_that_is_cancelled_gives_its_long_poll_back() -> None:
+async def test_a_cancelled_wait_releases_its_long_poll() -> None:
     server = Server()
 
     async def forever() -> Any:
@@ -285,7 +285,7 @@ class Store(PayloadCodec):
 
 @pytest.mark.guarantee(43)
 @pytest.mark.parametrize("fails_at", [(1,), (3,), (1, 2, 3), (3, 4)])
-async def test_a_wait_outlasts_a_store_that_is_away(fails_at: Sequence[int]) -> None:
+async def test_a_wait_survives_a_store_outage(fails_at: Sequence[int]) -> None:
     events = History().send(1).model(reply(2)).events
     server = Server(*[page(*events) for _ in range(5)])
     server.data_converter = dataclasses.replace(
@@ -332,7 +332,7 @@ class Contexts(PayloadCodec, WithSerializationContext):
         return list(payloads)
 
 
-async def test_payloads_are_decoded_in_the_context_that_the_worker_gives() -> None:
+async def test_payloads_are_decoded_in_the_workers_context() -> None:
     history = History().signal("pause", Control()).signal("unpause").send(1).model(reply(2))
     history.decide("2-1-abcd", approve=True)
     appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=()))

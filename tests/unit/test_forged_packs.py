@@ -61,7 +61,7 @@ async def test_a_pack_that_names_a_source_twice_is_refused(tmp_path: Path) -> No
     ],
     ids=["sources", "frames", "repeated-frame"],
 )
-async def test_what_is_inflated_for_a_pack_is_not_all_in_memory(
+async def test_inflated_sources_of_a_pack_are_not_all_in_memory(
     tmp_path: Path, forged: Callable[[Path], PackRef]
 ) -> None:
     ref = forged(tmp_path)
@@ -96,7 +96,7 @@ async def test_extents_in_any_order_inflate_a_frame_once(
     assert len(inflated) == len(set(inflated)) == 20
 
 
-async def test_dictionaries_that_would_be_inflated_again_and_again_are_refused(
+async def test_repeatedly_inflated_dictionaries_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packs_module, "_KEPT_BYTES_MAX", FRAME_BYTES)
@@ -199,7 +199,7 @@ async def test_a_payload_with_too_much_metadata_is_neither_written_nor_read(
         await PackStore(FileBlobStore(tmp_path)).open(THREAD, pack[0])
 
 
-async def test_large_payloads_of_one_call_are_decoded_one_after_another(
+async def test_large_payloads_of_one_call_are_decoded_sequentially(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "DECODE_ALONE_BYTES_MIN", 100_000)
@@ -225,7 +225,7 @@ async def test_large_payloads_of_one_call_are_decoded_one_after_another(
     assert most == 4
 
 
-async def test_a_codec_refuses_what_decodes_to_more_than_it_was_given() -> None:
+async def test_a_codec_refuses_payloads_above_its_byte_budget() -> None:
     codec = EverlongCodec(MemoryBlobStore(), decode_bytes_max=3 * MIB)
     bomb = forged_packs.inline_bomb(2 * MIB)
     [found] = await codec.decode([bomb])
@@ -243,7 +243,7 @@ async def test_a_codec_refuses_what_decodes_to_more_than_it_was_given() -> None:
     sealed=st.booleans(),
     kept_bytes=st.sampled_from([1, 30_000, packs_module._KEPT_BYTES_MAX]),
 )
-async def test_what_the_encoder_writes_always_decodes(
+async def test_encoder_output_always_decodes(
     seed: int, steps: int, sealed: bool, kept_bytes: int
 ) -> None:
     """Lists that grow, are cut, edited and joined, in compressible and other text."""

@@ -148,6 +148,6 @@ async def test_payloads_that_inflate_to_too_much_together_are_refused(
 
 
 @pytest.mark.guarantee(27)
-def test_a_threshold_that_the_server_does_not_take_is_refused() -> None:
+def test_a_threshold_above_the_servers_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="the server takes payloads of"):
         EverlongCodec(MemoryBlobStore(), inline_bytes_max=limits.FALLBACK_BYTES_MAX + 1)

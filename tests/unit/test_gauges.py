@@ -83,7 +83,7 @@ async def test_every_gauge_of_the_admin_server_is_shown(monkeypatch: pytest.Monk
     assert {name for name, _ in shown} | {"everlong.approvals.age"} == of_admin
 
 
-async def test_when_the_server_is_away_gauges_are_away_and_it_is_said_once(
+async def test_gauges_disappear_with_the_server_and_one_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_up, calls = False, 0
@@ -119,7 +119,7 @@ async def test_when_the_server_is_away_gauges_are_away_and_it_is_said_once(
     assert caplog.messages[1].endswith("RuntimeError: it has gone")
 
 
-async def test_a_server_that_does_not_answer_is_given_up(
+async def test_a_silent_server_times_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def measure(_: object) -> FleetFigures:

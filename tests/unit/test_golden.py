@@ -50,7 +50,7 @@ def golden(name: str) -> bytes:
     ],
     ids=["plain", "sealed"],
 )
-async def test_payloads_are_read_as_they_were_written(
+async def test_golden_payloads_are_read(
     files: list[tuple[str, str, Payload]], inline: str, keys: dict[str, bytes] | None
 ) -> None:
     store = MemoryBlobStore()
@@ -69,7 +69,7 @@ async def test_payloads_are_read_as_they_were_written(
 
 
 @pytest.mark.guarantee(8)
-async def test_a_journal_is_read_as_it_was_written() -> None:
+async def test_a_golden_journal_is_read() -> None:
     store = MemoryBlobStore()
     for key, data in json.loads(golden("v1/journal-objects.bin")).items():
         await store.put(key, base64.b64decode(data))
@@ -101,9 +101,7 @@ async def test_a_journal_is_read_as_it_was_written() -> None:
     ],
     ids=["plain", "sealed"],
 )
-async def test_archives_are_read_as_they_were_written(
-    listed: str, file: str, keys: Keyring | None
-) -> None:
+async def test_golden_archives_are_read(listed: str, file: str, keys: Keyring | None) -> None:
     store = MemoryBlobStore()
     packs = PackStore(store, keys)
     told = json.loads(golden(listed))
@@ -141,7 +139,7 @@ async def test_archives_are_read_as_they_were_written(
     assert archive.file.names == parquet.SCHEMA.names
 
 
-async def test_what_is_written_today_has_the_form_of_the_golden_files(tmp_path: Path) -> None:
+async def test_current_output_has_the_format_of_the_golden_files(tmp_path: Path) -> None:
     """From the first tag on, a change of the format needs a version and files of its own."""
     await generate.write(tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -64,9 +64,7 @@ async def test_an_activity_that_ends_within_half_of_the_timeout_sends_no_heartbe
     assert beats.details == []
 
 
-async def test_a_longer_one_beats_twice_in_each_timeout_for_the_first_time_after_half_of_it() -> (
-    None
-):
+async def test_a_longer_activity_beats_twice_in_each_timeout() -> None:
     beats = await beats_of(lambda _: asyncio.sleep(0.9), timeout_seconds=0.4)
     assert beats.seconds[0] >= 0.2
     assert 2 <= len(beats.details) <= 4
@@ -80,14 +78,14 @@ async def test_the_interval_follows_the_timeout_of_the_activity() -> None:
     assert len(quick.details) >= 3
 
 
-async def test_what_holds_an_activity_is_shown_at_once_and_so_is_its_end() -> None:
+async def test_a_hold_is_reported_at_once_and_so_is_its_end() -> None:
     work = failing(StoreUnavailable("it is away"), StoreUnavailable("it is away"))
     beats = await beats_of(lambda beat: beat.retry_or_hold(work), timeout_seconds=60)
     assert beats.details == ["held by StoreUnavailable: it is away", ""]
     assert beats.seconds[0] < 5
 
 
-async def test_another_reason_to_be_held_is_shown_at_once() -> None:
+async def test_a_new_hold_reason_is_reported_at_once() -> None:
     work = failing(StoreUnavailable("it is away"), BlobMissing("no such bytes"))
     beats = await beats_of(lambda beat: beat.retry_until_timeout(work), timeout_seconds=60)
     assert beats.details == [
@@ -97,7 +95,7 @@ async def test_another_reason_to_be_held_is_shown_at_once() -> None:
     ]
 
 
-async def test_heartbeats_while_it_is_held_keep_saying_why(
+async def test_heartbeats_of_a_held_activity_repeat_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "STORE_RETRY_SECONDS_MAX", 0.1)

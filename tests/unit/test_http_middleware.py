@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize("path", ["/api/v1/threads", "/api/v1/none", "/login", "/static/none.js"])
-async def test_every_answer_has_strict_headers(path: str) -> None:
+async def test_every_response_has_strict_headers(path: str) -> None:
     async with open_http_client() as client:
         headers = (await client.get(path)).headers
     policy = headers["content-security-policy"]
@@ -35,7 +35,7 @@ async def test_every_answer_has_strict_headers(path: str) -> None:
     assert headers["cache-control"] == ("no-cache" if is_static else "no-store")
 
 
-async def test_a_browser_asks_whether_its_scripts_are_the_newest_and_gets_them_once() -> None:
+async def test_scripts_are_revalidated_and_sent_once() -> None:
     async with open_http_client() as client:
         first = await client.get("/static/actions.js")
         assert (first.status_code, first.headers["cache-control"]) == (200, "no-cache")
@@ -45,7 +45,7 @@ async def test_a_browser_asks_whether_its_scripts_are_the_newest_and_gets_them_o
     assert (again.status_code, again.headers["cache-control"]) == (304, "no-cache")
 
 
-async def test_a_request_that_is_refused_at_the_door_has_strict_headers_too() -> None:
+async def test_a_rejected_request_has_strict_headers_too() -> None:
     async with open_http_client(access=ROLES) as client:
         answer = await client.get("/api/v1/threads")
     assert answer.status_code == 401
@@ -64,9 +64,7 @@ async def test_a_request_that_is_refused_at_the_door_has_strict_headers_too() ->
         (EverlongError("x"), 400),
     ],
 )
-async def test_an_error_has_a_status_that_says_whose_turn_it_is(
-    error: EverlongError, status: int
-) -> None:
+async def test_an_error_has_the_status_of_its_cause(error: EverlongError, status: int) -> None:
     assert get_http_status(error) == status
 
 
@@ -85,7 +83,7 @@ async def test_an_error_has_a_status_that_says_whose_turn_it_is(
     ],
     ids=range(8),
 )
-async def test_a_body_that_does_not_fit_is_told_so_in_the_one_shape(body: bytes) -> None:
+async def test_an_invalid_body_gets_the_common_error_shape(body: bytes) -> None:
     async with open_http_client() as client:
         answer = await client.post(
             "/api/v1/threads/a/pause",
@@ -100,7 +98,7 @@ async def test_a_body_that_does_not_fit_is_told_so_in_the_one_shape(body: bytes)
 
 
 @pytest.mark.guarantee(95)
-async def test_bodies_have_a_bound_also_if_they_do_not_say_how_long_they_are() -> None:
+async def test_bodies_without_a_length_are_bounded_too() -> None:
     async def parts() -> object:
         for _ in range(5):
             yield b" " * 1_000_000
@@ -121,7 +119,7 @@ async def test_bodies_have_a_bound_also_if_they_do_not_say_how_long_they_are() -
     "changes",
     ['{"cost_usd_max": Infinity}', '{"cost_usd_max": NaN}', '{"steps_max": 1' + "0" * 40 + "}"],
 )
-async def test_numbers_that_json_does_not_have_are_refused(changes: str) -> None:
+async def test_numbers_outside_json_are_refused(changes: str) -> None:
     async with open_http_client() as client:
         answer = await client.post(
             "/api/v1/threads/a/limits",
@@ -135,7 +133,7 @@ async def test_numbers_that_json_does_not_have_are_refused(changes: str) -> None
     ("thread_id", "status"),
     [("x" * 1001, 422), ("a%FF", 400), ("-?id=%C3", 400), ("%ED%A0%80", 400)],
 )
-async def test_ids_that_temporal_has_not_are_refused(thread_id: str, status: int) -> None:
+async def test_ids_that_temporal_refuses_are_refused(thread_id: str, status: int) -> None:
     async with open_http_client() as client:
         answer = await client.get(f"/api/v1/threads/{thread_id}")
     assert answer.status_code == status
@@ -159,16 +157,14 @@ HOSTILE = [
 @pytest.mark.parametrize(
     "thread_id", ["a/b", "a%b", "a%2Fb", "a b", "ä/ö%25", "a/runs", "runs", *HOSTILE], ids=ascii
 )
-async def test_an_id_is_one_segment_whatever_it_holds(
-    thread_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_any_id_is_one_path_segment(thread_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _opened(f"/api/v1/threads/{_quoted(thread_id)}", monkeypatch) == thread_id
 
 
 @pytest.mark.parametrize(
     "thread_id", [".", "..", "../..", "a/b", "a%2Fb", "%2E%2E", *HOSTILE], ids=ascii
 )
-async def test_any_id_can_be_named_by_a_parameter_where_a_path_cannot_hold_it(
+async def test_a_query_parameter_can_hold_any_id(
     thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await _opened(f"/api/v1/threads/-?id={_quoted(thread_id)}", monkeypatch) == thread_id
@@ -203,7 +199,7 @@ async def _none() -> None:
 
 
 @pytest.mark.guarantee(94)
-async def test_the_log_names_route_and_person_and_no_content(
+async def test_the_log_names_route_and_user_and_no_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -224,7 +220,7 @@ async def test_the_log_names_route_and_person_and_no_content(
 
 
 @pytest.mark.guarantee(94)
-async def test_an_error_that_nobody_expects_is_a_500_without_its_words(
+async def test_an_unexpected_error_is_a_500_without_its_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     context = make_context()
@@ -240,7 +236,7 @@ async def test_an_error_that_nobody_expects_is_a_500_without_its_words(
     assert "secret" not in answer.text + caplog.text
 
 
-async def test_sessions_have_a_bound_and_the_oldest_ends() -> None:
+async def test_sessions_are_bounded_and_the_oldest_ends() -> None:
     sessions = Sessions()
     first = sessions.open("ana", Role.VIEWER)
     second = sessions.open("bo", Role.VIEWER)
@@ -252,7 +248,7 @@ async def test_sessions_have_a_bound_and_the_oldest_ends() -> None:
     assert sessions.find(first) is not None
 
 
-async def test_who_logs_in_again_and_again_ends_nobodys_session_but_their_own() -> None:
+async def test_repeated_logins_end_only_sessions_of_the_same_user() -> None:
     sessions = Sessions()
     first = sessions.open("ana", Role.VIEWER)
     second = sessions.open("bo", Role.ADMIN)

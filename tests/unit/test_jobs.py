@@ -20,7 +20,7 @@ async def quick(on_progress: OnProgress) -> Outcome:
     return Outcome(text="done")
 
 
-async def test_a_job_that_is_quick_is_waited_for() -> None:
+async def test_a_request_waits_for_a_quick_job() -> None:
     jobs = Jobs()
     job = await jobs.wait(jobs.start("archive", "a", "ann", quick).id)
     assert (job.state, job.text, job.by) == ("done", "done", "ann")
@@ -28,7 +28,7 @@ async def test_a_job_that_is_quick_is_waited_for() -> None:
     assert jobs.list_running() == ()
 
 
-async def test_a_job_that_is_slow_goes_on_without_its_request() -> None:
+async def test_a_slow_job_outlives_its_request() -> None:
     jobs, go = Jobs(), asyncio.Event()
 
     async def slow(on_progress: OnProgress) -> Outcome:
@@ -45,7 +45,7 @@ async def test_a_job_that_is_slow_goes_on_without_its_request() -> None:
     assert (await jobs.wait(job.id)).text == "all of it"
 
 
-async def test_no_more_than_so_many_run_and_no_more_than_so_many_are_remembered() -> None:
+async def test_running_and_remembered_jobs_are_bounded() -> None:
     jobs = Jobs()
 
     async def endless(_: OnProgress) -> Outcome:
@@ -64,7 +64,7 @@ async def test_no_more_than_so_many_run_and_no_more_than_so_many_are_remembered(
     assert len(jobs.list_all()) <= KEPT_MAX + 1
 
 
-async def test_what_a_job_failed_with_is_raised_to_who_waits_and_told_to_others() -> None:
+async def test_the_error_of_a_job_is_raised_to_its_waiter_and_reported_to_others() -> None:
     jobs = Jobs()
 
     async def refuses(_: OnProgress) -> Outcome:
@@ -88,7 +88,7 @@ async def test_what_a_job_failed_with_is_raised_to_who_waits_and_told_to_others(
     assert "holds" not in found.text
 
 
-async def test_the_log_says_who_asked_for_what_and_what_came_of_it(
+async def test_the_log_names_the_user_action_and_outcome_of_a_job(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "everlong")
@@ -102,7 +102,7 @@ async def test_the_log_says_who_asked_for_what_and_what_came_of_it(
     assert "secret" not in caplog.text
 
 
-async def test_a_sweep_says_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sweep_names_who_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sweep(*_: object, **__: object) -> SweepReport:
         return SweepReport(id="s", started_ms=1, dry_run=True)
 

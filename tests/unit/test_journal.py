@@ -78,7 +78,7 @@ async def test_a_journal_reads_back_what_was_appended(
 
 
 @pytest.mark.guarantee(57)
-async def test_a_long_message_is_stored_once_and_beside_its_entry() -> None:
+async def test_a_long_message_is_stored_once_outside_its_entry() -> None:
     store = CountingStore()
     log = journal(store)
     bodies = ["a" * 5000, "b", noisy(3, 5000).body]
@@ -120,7 +120,7 @@ async def test_a_body_of_its_own_is_durable_before_its_entry() -> None:
     assert await log.read(head) == [result, short]
 
 
-async def test_the_whole_of_a_message_is_read_where_it_is_asked_for() -> None:
+async def test_a_whole_message_is_read_on_request() -> None:
     log = journal()
     whole = Message(role="tool", text="x" * 9000, call_id="c1", tool="read")
     stored_whole, _ = await log.body_entry(Kind.TOOL_RESULT, whole, 7)
@@ -178,7 +178,7 @@ async def test_the_newest_entry_of_a_kind_is_found_from_the_end() -> None:
 
 
 @pytest.mark.guarantee(45)
-async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
+async def test_two_appends_to_one_head_are_independent() -> None:
     """A step that is tried again after a crash, and its lost twin."""
     log = journal()
     head, _ = await log.append(None, [entry(1)])
@@ -188,7 +188,7 @@ async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
     assert await texts(log, lost) == ["hello", "lost" * 500]
 
 
-async def test_what_does_not_follow_is_refused() -> None:
+async def test_a_gap_in_the_sequence_is_refused() -> None:
     log = journal()
     with pytest.raises(ValueError, match="at least one"):
         await log.append(None, [])
@@ -220,7 +220,7 @@ async def test_a_segment_of_a_newer_version_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "body", [b"[]", b"hunter2", b'{"parts":["hunter2"]}', b'{"parts":[{"part_kind":"text"}]}']
 )
-async def test_a_body_that_is_not_understood_is_refused_without_quoting_it(body: bytes) -> None:
+async def test_an_invalid_body_is_refused_without_quoting_it(body: bytes) -> None:
     store = MemoryBlobStore()
     ref, _ = await PackStore(store).write_body(THREAD, Kind.MESSAGE, body)
     odd = dataclasses.replace(entry(1), body=None, ref=ref)
@@ -240,7 +240,7 @@ async def test_a_part_outside_of_its_pack_is_refused() -> None:
         )
 
 
-async def test_a_head_that_tells_of_other_entries_is_refused() -> None:
+async def test_a_head_that_claims_other_entries_is_refused() -> None:
     log = journal()
     head = await append_entries(log, 40)
     for forged in (
@@ -255,7 +255,7 @@ async def test_a_head_that_tells_of_other_entries_is_refused() -> None:
 
 
 @pytest.mark.parametrize("levels", [limits.FOLD_LEVELS_MAX, limits.FOLD_LEVELS_MAX + 1])
-async def test_folds_without_an_end_are_refused(levels: int) -> None:
+async def test_endless_folds_are_refused(levels: int) -> None:
     store = MemoryBlobStore()
     log = journal(store)
     place = await append_entries(log, 1)
@@ -327,7 +327,7 @@ def test_a_segment_without_long_bodies_is_only_its_json() -> None:
     assert longer.count(b"\n") == 1
 
 
-def test_what_a_writer_keeps_of_a_segment_is_what_a_reader_finds() -> None:
+def test_a_writers_cached_segment_equals_the_stored_one() -> None:
     call = ToolCall(id="c1", tool="read", arguments='{"path": "a\u2028b"}')
     reply = build_entry(1, Kind.REPLY, Message(role="assistant", text="é", tool_calls=(call,)), 1)
     note = Entry(seq=2, kind=Kind.LIMIT, time_ms=2, size_bytes=9, data={"value": 1.5, "why": None})

@@ -157,7 +157,7 @@ async def test_totals_at_any_entry_take_a_few_gets() -> None:
     st.lists(st.integers(min_value=1, max_value=40), min_size=1, max_size=40),
     st.data(),
 )
-async def test_totals_are_those_of_all_entries_also_in_a_fork(
+async def test_totals_cover_all_entries_even_in_a_fork(
     batches: list[int], data: st.DataObject
 ) -> None:
     log = journal()
@@ -187,7 +187,7 @@ async def test_totals_of_a_journal_without_them_are_added_up() -> None:
     assert await log.totals(head, 71) == add_up(await log.read(head))
 
 
-async def test_the_newest_entry_of_some_kinds_takes_no_second_look() -> None:
+async def test_the_newest_entry_of_some_kinds_is_found_without_a_second_read() -> None:
     store = CountingStore()
     log = journal(store)
     head = await append_entries(log, 4000, 10)

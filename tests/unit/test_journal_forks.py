@@ -112,7 +112,7 @@ async def test_a_fork_and_its_parent_do_not_see_each_other() -> None:
     assert found == forked(41)
 
 
-async def test_forks_of_folds_go_on_and_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forks_of_folds_continue_and_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """33 entries are too many to be merged, so that each append adds a segment."""
     monkeypatch.setattr(limits, "FOLD_PLACES_MAX", 8)
     store = MemoryBlobStore()
@@ -140,7 +140,7 @@ async def test_forks_of_folds_go_on_and_are_folded(monkeypatch: pytest.MonkeyPat
         assert await fork.read(branch, first, seq) == whole[first - 1 : seq]
 
 
-async def test_forks_of_forks_end_somewhere() -> None:
+async def test_the_depth_of_forks_of_forks_is_bounded() -> None:
     store = MemoryBlobStore()
     head = await append_entries(journal(store), 3)
     for depth in range(1, limits.SHARES_MAX + 1):
@@ -155,7 +155,7 @@ async def test_forks_of_forks_end_somewhere() -> None:
     assert [each.seq for each in await journal(store, "fork-7").read(back)] == list(range(1, 20))
 
 
-async def test_a_fork_of_a_seq_that_is_not_there_is_refused() -> None:
+async def test_a_fork_of_an_unknown_seq_is_refused() -> None:
     store = MemoryBlobStore()
     head = await append_entries(journal(store), 3)
     for seq in (0, 4):
@@ -180,7 +180,7 @@ async def test_a_head_of_another_thread_is_refused() -> None:
 
 
 @pytest.mark.guarantee(13)
-async def test_what_an_own_segment_does_not_share_is_refused() -> None:
+async def test_a_ref_that_a_segment_does_not_share_is_refused() -> None:
     store = MemoryBlobStore()
     victim, other = journal(store, "victim"), journal(store, "other")
     secret = await append_entries(victim, 1)
@@ -254,7 +254,7 @@ async def test_a_ref_is_checked_against_what_the_journal_shares() -> None:
         await journal(store, "other").checked(None, ref)
 
 
-async def test_what_the_parent_has_lost_is_named() -> None:
+async def test_lost_objects_of_the_parent_are_named() -> None:
     store = MemoryBlobStore()
     parent, fork = journal(store), journal(store, "fork")
     head: SegmentRef | None = None

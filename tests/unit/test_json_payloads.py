@@ -49,7 +49,7 @@ PLAIN = [DefaultPayloadConverter(), pydantic_data_converter.payload_converter]
 
 
 @pytest.mark.parametrize("converter", PLAIN, ids=["default", "pydantic"])
-def test_the_converter_reads_what_is_written_and_writes_what_is_read(
+def test_the_converter_and_our_json_read_each_other(
     converter: PayloadConverter,
 ) -> None:
     raw = to_raw(VALUE, converter)
@@ -58,7 +58,7 @@ def test_the_converter_reads_what_is_written_and_writes_what_is_read(
     assert from_raw(RawValue(converter.to_payload(VALUE)), Brief, converter) == VALUE
 
 
-def test_a_converter_that_hides_its_values_is_used_as_it_is() -> None:
+def test_an_opaque_converter_is_used_unchanged() -> None:
     converter = Reversing()
     to_raw(VALUE, PLAIN[0])  # One that is plain was seen before.
     raw = to_raw(VALUE, converter)

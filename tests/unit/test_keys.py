@@ -49,7 +49,7 @@ def test_the_first_key_writes() -> None:
         ({"k": "x" * 32}, "not bytes"),
     ],
 )
-def test_what_is_no_key_is_refused_with_a_remedy(keys: KeyMap, message: str) -> None:
+def test_an_invalid_key_is_refused_with_a_remedy(keys: KeyMap, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Keys(keys)
 
@@ -79,7 +79,7 @@ def test_keys_are_read_from_a_setting() -> None:
         f"k1:{ENCODED_1},{ENCODED_2}",
     ],
 )
-def test_a_setting_that_holds_no_keys_is_refused_and_not_repeated(setting: str) -> None:
+def test_a_setting_without_keys_is_refused_and_not_quoted(setting: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_keys(setting)
     assert raised.value.__cause__ is None
@@ -107,13 +107,13 @@ def test_each_purpose_and_salt_has_a_key_of_its_own() -> None:
     assert KEY_1 not in derived
 
 
-def test_a_key_that_is_not_there_is_named() -> None:
+def test_a_missing_key_is_named() -> None:
     with pytest.raises(KeyMissing, match=r"key 'k9'.*Add it after the key that writes"):
         Keys({"k1": KEY_1}).derive("k9", PACK_PURPOSE)
 
 
 @given(st.binary(max_size=500), st.integers(0, 1 << 32), st.binary(max_size=40))
-def test_what_was_sealed_opens_with_its_key_number_and_bound_bytes_only(
+def test_a_seal_opens_only_with_its_key_nonce_and_associated_data(
     plaintext: bytes, number: int, bound: bytes
 ) -> None:
     sealed = seal_bytes(KEY_1, number, plaintext, bound)
@@ -182,7 +182,7 @@ async def test_keys_come_from_a_mapping_a_function_or_a_coroutine() -> None:
 
 
 @pytest.mark.guarantee(22)
-async def test_a_function_is_asked_again_after_a_while_so_a_rotation_needs_no_restart(
+async def test_a_key_function_is_called_again_so_a_rotation_needs_no_restart(
     clock: Clock,
 ) -> None:
     service = Service({"k1": KEY_1})
@@ -197,7 +197,7 @@ async def test_a_function_is_asked_again_after_a_while_so_a_rotation_needs_no_re
     assert service.asked == 2
 
 
-async def test_an_unknown_id_is_asked_for_at_once_but_not_all_the_time(clock: Clock) -> None:
+async def test_an_unknown_id_is_looked_up_at_once_but_not_repeatedly(clock: Clock) -> None:
     service = Service({"k1": KEY_1})
     keyring = Keyring(service)
     await keyring.keys()
@@ -213,7 +213,7 @@ async def test_an_unknown_id_is_asked_for_at_once_but_not_all_the_time(clock: Cl
 
 
 @pytest.mark.guarantee(22)
-async def test_a_service_that_fails_leaves_the_last_keys_and_says_so_without_its_message(
+async def test_a_failed_key_service_keeps_the_last_keys_and_is_logged_without_its_message(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = Service({"k1": KEY_1})
@@ -234,7 +234,7 @@ async def test_a_service_that_fails_leaves_the_last_keys_and_says_so_without_its
     assert (await keyring.keys()).active == "k1"
 
 
-async def test_a_service_that_never_answered_is_a_clear_error_and_is_asked_again() -> None:
+async def test_a_key_service_that_never_answered_is_a_clear_error_and_is_retried() -> None:
     service = Service({"k1": KEY_1})
     service.fails = True
     keyring = Keyring(service)
@@ -245,7 +245,7 @@ async def test_a_service_that_never_answered_is_a_clear_error_and_is_asked_again
     assert (await keyring.keys()).active == "k1"
 
 
-async def test_a_service_that_hangs_holds_nobody_for_long(
+async def test_calls_to_a_hanging_key_service_time_out(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(keys_module, "_ASK_SECONDS_MAX", 0.05)
@@ -261,7 +261,7 @@ async def test_a_service_that_hangs_holds_nobody_for_long(
     assert time.perf_counter() - started < 5
 
 
-async def test_many_who_ask_at_once_are_one_question(clock: Clock) -> None:
+async def test_concurrent_lookups_share_one_call(clock: Clock) -> None:
     service = Service({"k1": KEY_1})
     keyring = Keyring(service.slowly)
     await asyncio.gather(*(keyring.keys() for _ in range(20)))
@@ -273,7 +273,7 @@ async def test_many_who_ask_at_once_are_one_question(clock: Clock) -> None:
     assert service.asked == 2
 
 
-async def test_one_who_gives_up_does_not_take_the_keys_from_the_others() -> None:
+async def test_a_cancelled_lookup_does_not_fail_the_others() -> None:
     service = Service({"k1": KEY_1})
     keyring = Keyring(service.slowly)
     first = asyncio.create_task(keyring.keys())
@@ -311,7 +311,7 @@ async def test_equal_content_shows_neither_across_threads_nor_within_one() -> No
         assert b"json/plain" not in data
 
 
-async def test_another_key_of_the_same_id_is_an_error_that_says_so() -> None:
+async def test_another_key_with_the_same_id_is_a_clear_error() -> None:
     store = MemoryBlobStore()
     right, wrong = (EverlongCodec(store, keys={"k1": key}) for key in (KEY_1, KEY_2))
     [inline, ref] = await right.encode([payload(b"small"), payload(noise(20_000))])

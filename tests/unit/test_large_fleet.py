@@ -78,7 +78,7 @@ async def test_a_thread_is_found_by_its_id_however_many_there_are(server: FakeVi
     assert (await listed.page("needle", status="active", agent="ops")).total == 1
 
 
-async def test_a_thread_that_the_index_has_not_reached_is_found_by_its_id(
+async def test_a_thread_not_yet_indexed_is_found_by_its_id(
     server: FakeVisibility,
 ) -> None:
     listed = listing(server, index_rows_max=1)
@@ -104,7 +104,7 @@ async def test_pages_of_the_server_hold_every_thread_once_in_its_order(
     assert "open threads by their start" in pages[0].order
 
 
-async def test_filters_by_status_and_agent_ask_the_server(server: FakeVisibility) -> None:
+async def test_filters_by_status_and_agent_query_the_server(server: FakeVisibility) -> None:
     listed = listing(server)
     await listed.read(index=False)
     before = server.calls["list"]
@@ -120,7 +120,7 @@ async def test_filters_by_status_and_agent_ask_the_server(server: FakeVisibility
     assert (await listed.page(agent="no such agent")).total == 0
 
 
-async def test_the_first_letters_of_an_id_lead_to_all_that_begin_with_them(
+async def test_a_prefix_finds_all_ids_that_begin_with_it(
     server: FakeVisibility,
 ) -> None:
     listed = listing(server)
@@ -136,7 +136,7 @@ async def test_the_first_letters_of_an_id_lead_to_all_that_begin_with_them(
     assert "begin with 'thread-00001'" in pages[0].order
 
 
-async def test_a_text_inside_of_ids_is_looked_up_in_the_index(server: FakeVisibility) -> None:
+async def test_the_index_finds_text_inside_ids(server: FakeVisibility) -> None:
     listed = listing(server)
     await listed.read()
     page = await listed.page("AD-00005")
@@ -146,7 +146,7 @@ async def test_a_text_inside_of_ids_is_looked_up_in_the_index(server: FakeVisibi
     assert (await listed.page("nothing like it")).total == 0
 
 
-async def test_other_orders_are_of_all_threads_by_the_index_with_its_age(
+async def test_the_index_serves_other_orders_with_its_age(
     server: FakeVisibility,
 ) -> None:
     listed = listing(server)
@@ -164,7 +164,7 @@ async def test_other_orders_are_of_all_threads_by_the_index_with_its_age(
     assert len(found) == len([each for each in threads(MANY) if each.status == "active"])
 
 
-async def test_every_order_of_an_index_is_that_of_memory(server: FakeVisibility) -> None:
+async def test_every_order_of_an_index_equals_that_of_memory(server: FakeVisibility) -> None:
     small, large = listing(server, rows_max=1000), listing(server)
     await small.read()
     await large.read()
@@ -185,7 +185,7 @@ async def test_an_offset_without_a_cursor_counts_in_the_index(server: FakeVisibi
     assert (page.source, page.offset, len(page.rows)) == ("index", 50, 10)
 
 
-async def test_a_fleet_that_fits_is_kept_and_asks_the_server_for_no_page(
+async def test_a_small_fleet_is_served_from_memory(
     server: FakeVisibility,
 ) -> None:
     listed = listing(server, rows_max=MANY)
@@ -251,7 +251,7 @@ async def test_no_figure_claims_more_than_was_read(
         assert "40 of 60" in figures
 
 
-async def test_a_page_says_what_it_lists_and_leads_to_the_next(server: FakeVisibility) -> None:
+async def test_a_page_describes_its_list_and_links_the_next(server: FakeVisibility) -> None:
     listed = listing(server)
     await listed.read()
     context = make_context()
@@ -288,7 +288,7 @@ def test_a_cursor_is_read_back() -> None:
         assert parse_cursor(place.text()) == place
 
 
-async def test_while_the_server_is_away_the_index_is_shown_and_says_so(
+async def test_the_index_is_shown_with_a_notice_while_the_server_is_away(
     server: FakeVisibility, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = listing(server)
@@ -299,7 +299,7 @@ async def test_while_the_server_is_away_the_index_is_shown_and_says_so(
     assert "the server is away" in page.problem
 
 
-async def test_an_id_that_was_used_again_is_listed_once_as_its_newest_run(
+async def test_a_reused_id_is_listed_once_as_its_newest_run(
     server: FakeVisibility,
 ) -> None:
     old = {"execution": "Terminated", "closed_ms": 5, "started_ms": 1}
@@ -320,7 +320,7 @@ async def test_an_id_that_was_used_again_is_listed_once_as_its_newest_run(
     assert listed.figures.by_status.get("terminated") is None
 
 
-async def test_an_index_forgets_a_thread_that_was_missed_twice(server: FakeVisibility) -> None:
+async def test_an_index_drops_a_thread_missed_twice(server: FakeVisibility) -> None:
     listed = listing(server)
     await listed.read()
     server.remove("thread-000000")
@@ -351,7 +351,7 @@ async def test_viewers_of_one_list_share_the_servers_answers(server: FakeVisibil
     assert (made["list"], made["count"], made["attributes"]) == (1, 2, 1)
 
 
-async def test_without_search_attributes_only_what_temporal_knows_can_be_filtered() -> None:
+async def test_filters_without_search_attributes_use_temporals_own_fields() -> None:
     bare = [dataclasses.replace(each, status=None, agent=None) for each in threads(MANY)]
     server = FakeVisibility(bare, has_attributes=False)
     listed = listing(server)
@@ -429,7 +429,7 @@ async def test_a_large_fleet_is_listed_within_its_bounds() -> None:
     assert len(listed._rows) == len(listed._cards) == 0
 
 
-async def test_a_list_is_read_only_while_it_is_looked_at(
+async def test_a_list_is_refreshed_only_while_it_is_viewed(
     server: FakeVisibility, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PAUSE_SECONDS_MIN", 0.01)

@@ -99,7 +99,7 @@ async def lost(resumes: list[RunHistory]) -> list[bool]:
         return [await asyncio.wrap_future(each.is_worker_lost) for each in resumes]
 
 
-async def test_look_ups_that_wait_for_the_server_keep_no_later_resume_from_its_history() -> None:
+async def test_slow_look_ups_do_not_delay_later_resumes() -> None:
     server = Server()
     prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
     resumes: list[RunHistory] = []
@@ -114,7 +114,7 @@ async def test_look_ups_that_wait_for_the_server_keep_no_later_resume_from_its_h
     await prefetcher.stop()
 
 
-async def test_a_look_up_does_not_wait_for_that_of_another_worker() -> None:
+async def test_a_look_up_does_not_wait_for_another_worker() -> None:
     server = Server()
     prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
     slow = resume(prefetcher, "slow", 2)
@@ -124,7 +124,7 @@ async def test_a_look_up_does_not_wait_for_that_of_another_worker() -> None:
     await prefetcher.stop()
 
 
-async def test_a_worker_that_stops_gives_up_its_look_ups() -> None:
+async def test_a_stopping_worker_cancels_its_look_ups() -> None:
     server = Server()
     prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
     resumes = resume(prefetcher, "slow", 3)
@@ -178,7 +178,7 @@ def config(build_id: str = "", *, use: bool = True, cached: int = 1000) -> Worke
         ("", config(cached=0), False),
     ],
 )
-async def test_a_run_that_a_rollout_or_the_lack_of_a_cache_has_moved_has_lost_no_worker(
+async def test_a_run_moved_by_a_rollout_or_a_disabled_cache_lost_no_worker(
     last_build_id: str, this_worker: WorkerConfig, is_lost: bool
 ) -> None:
     server = Server()

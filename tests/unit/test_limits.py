@@ -73,7 +73,7 @@ def test_a_reason_is_short_and_names_the_limit() -> None:
     assert hit.reason == "cost_usd_max: 2.5 of 2.5"
 
 
-def test_what_a_thread_has_used_is_taken_from_its_state() -> None:
+def test_usage_is_read_from_the_threads_state() -> None:
     failures = (Repeated(call="a", failure="x", count=4), Repeated(call="b", failure="y", count=2))
     state = ThreadState(
         counters=Counters(steps=1, tokens=2, cost_usd=3.0, written_bytes=4, context_bytes=99),
@@ -97,7 +97,7 @@ def test_what_a_thread_has_used_is_taken_from_its_state() -> None:
 @pytest.mark.parametrize(
     "name", ["failed_turns", "same_failure", "no_progress_steps", "step_bytes"]
 )
-def test_what_somebody_has_looked_at_counts_anew(name: str) -> None:
+def test_an_unpause_resets_reviewed_usage(name: str) -> None:
     state = ThreadState(
         step_bytes=10**6,
         streaks=Streaks(
@@ -113,7 +113,7 @@ def test_what_somebody_has_looked_at_counts_anew(name: str) -> None:
     assert find_limit_hit(POLICY, transitions.build_usage(transitions.forgive(state, hit))) is None
 
 
-def test_what_has_been_spent_is_not_forgiven() -> None:
+def test_an_unpause_does_not_reset_costs() -> None:
     state = ThreadState(counters=Counters(cost_usd=3.0))
     hit = find_limit_hit(POLICY, transitions.build_usage(state))
     assert find_limit_hit(POLICY, transitions.build_usage(transitions.forgive(state, hit))) == hit

@@ -75,7 +75,7 @@ SMALL = pytest.mark.usefixtures("small")
         max_size=25,
     )
 )
-def test_a_plan_always_gives_the_payload_byte_by_byte(
+def test_a_plan_always_reproduces_the_payload(
     steps: list[tuple[tuple[str, int, int, int], str]],
 ) -> None:
     store, memory, now = Store(), ThreadMemory(), 0.0
@@ -105,7 +105,7 @@ def test_a_plan_always_gives_the_payload_byte_by_byte(
 @SMALL
 @settings(max_examples=scaled(50, 150), deadline=None)
 @given(st.lists(st.lists(EDITS, min_size=1, max_size=4), min_size=1, max_size=8), st.randoms())
-def test_plans_that_are_made_at_once_may_become_durable_in_any_order(
+def test_concurrent_plans_may_become_durable_in_any_order(
     rounds: list[list[tuple[str, int, int, int]]], order: random.Random
 ) -> None:
     store, memory = Store(), ThreadMemory()
@@ -164,7 +164,7 @@ def test_no_series_makes_a_payload_touch_more_packs_than_the_bound() -> None:
 
 
 @SMALL
-def test_a_pack_that_is_written_again_because_most_of_it_was_forgotten_is_known_whole() -> None:
+def test_a_rewritten_pack_is_remembered_whole() -> None:
     store, memory = Store(), ThreadMemory()
     first = memory.plan(b"", noise(8000), "", 0.0)
     name = store.add(first)

@@ -53,7 +53,7 @@ def test_recorded_evictions_hold_whatever_the_policy_is_now() -> None:
     assert keys(list_facts(None, items, Policy(), 10)) == ["b"]
 
 
-def test_expired_facts_are_gone_at_the_moment_they_expire() -> None:
+def test_facts_are_removed_at_their_expiry() -> None:
     items = [entry(1, MemoryChange(remembered=fact("a", expires=100)))]
     assert keys(list_facts(None, items, POLICY, 99)) == ["a"]
     assert list_facts(None, items, POLICY, 100) == ()
@@ -85,7 +85,7 @@ def test_bytes_are_capped_too() -> None:
     assert remember(held, fact("d", at=4), policy, 5).evicted == ("a",)
 
 
-def test_a_fact_of_the_same_key_is_replaced_and_evicts_nobody() -> None:
+def test_a_fact_with_the_same_key_is_replaced_without_an_eviction() -> None:
     held = (fact("a"), fact("b"), fact("c"))
     change = remember(held, fact("b", at=9), POLICY, 9)
     assert change.evicted == ()
@@ -98,7 +98,7 @@ def test_a_fact_of_the_same_key_is_replaced_and_evicts_nobody() -> None:
     assert keys(after) == ["a", "c", "b"]
 
 
-def test_a_fact_without_an_expiry_gets_that_of_the_policy() -> None:
+def test_a_fact_without_an_expiry_gets_the_policys() -> None:
     change = remember((), fact("a", at=5), Policy(fact_ttl_seconds=10), 5)
     assert change.remembered is not None
     assert change.remembered.expires_ms == 10_005
@@ -110,7 +110,7 @@ def test_a_fact_without_an_expiry_gets_that_of_the_policy() -> None:
     assert never.remembered.expires_ms is None
 
 
-def test_what_can_not_be_remembered_is_refused_with_the_remedy() -> None:
+def test_an_invalid_fact_is_refused_with_a_remedy() -> None:
     large = Fact(key="k", text="x" * 300, time_ms=0)
     with pytest.raises(ValueError, match="remember less"):
         remember((), large, POLICY, 0)
@@ -155,7 +155,7 @@ def test_remembering_one_by_one_keeps_the_caps_and_the_newest_fact(
 @pytest.mark.guarantee(61)
 @settings(max_examples=30)
 @given(st.lists(some_facts, max_size=12, unique_by=lambda each: each.key))
-def test_facts_do_not_depend_on_where_the_snapshot_was_made(facts: list[Fact]) -> None:
+def test_facts_do_not_depend_on_the_position_of_the_snapshot(facts: list[Fact]) -> None:
     items = [entry(n + 1, MemoryChange(remembered=each)) for n, each in enumerate(facts)]
     policy = Policy(memory_facts_max=1000, memory_bytes_max=64 * 1024)
     for cut in range(len(items) + 1):

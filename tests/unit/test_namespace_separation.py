@@ -58,7 +58,7 @@ async def test_a_copied_ref_opens_in_any_thread_and_namespace_with_the_same_stor
         assert await team(store, keys, namespace, workflow_id).decode([ref]) == [SECRET]
 
 
-async def test_a_copied_inline_payload_opens_wherever_the_key_is() -> None:
+async def test_a_copied_inline_payload_opens_with_the_key_anywhere() -> None:
     inline = await copied(MemoryBlobStore(), ONE, SMALL)
     assert not is_ref(inline)
     assert b"swordfish" not in inline.data
@@ -70,7 +70,7 @@ async def test_a_copied_inline_payload_opens_wherever_the_key_is() -> None:
         await team(MemoryBlobStore(), SAME_ID, "blue").decode([inline])
 
 
-async def test_without_keys_a_ref_can_be_made_up_from_what_the_store_lists() -> None:
+async def test_a_ref_can_be_forged_from_a_listing_without_keys() -> None:
     store = MemoryBlobStore()
     await copied(store, None)
     # No secret is in the name of a thread's place: namespace and id are enough.
@@ -80,7 +80,7 @@ async def test_without_keys_a_ref_can_be_made_up_from_what_the_store_lists() -> 
     assert await team(store, None, "blue").decode([forged]) == [SECRET]
 
 
-async def test_with_keys_a_ref_cannot_be_made_up() -> None:
+async def test_a_ref_cannot_be_forged_with_keys() -> None:
     store = MemoryBlobStore()
     real = parse_ref(await copied(store, ONE))
     forged = PackRef(real.thread, real.pack, real.size_bytes, real.packs).to_payload(None)
@@ -91,7 +91,7 @@ async def test_with_keys_a_ref_cannot_be_made_up() -> None:
 @pytest.mark.parametrize(
     ("keys", "error"), [(OTHER, KeyMissing), (SAME_ID, RefRefused), (None, KeyMissing)]
 )
-async def test_keys_of_their_own_keep_namespaces_apart_in_one_store(
+async def test_separate_keys_isolate_namespaces_in_one_store(
     keys: Keys, error: type[EverlongError]
 ) -> None:
     store = MemoryBlobStore()
@@ -100,7 +100,7 @@ async def test_keys_of_their_own_keep_namespaces_apart_in_one_store(
         await team(store, keys, "blue").decode([ref])
 
 
-async def test_a_prefix_of_its_own_keeps_a_namespace_apart_without_keys(tmp_path: Path) -> None:
+async def test_a_separate_prefix_isolates_a_namespace_without_keys(tmp_path: Path) -> None:
     red, blue = (open_store((tmp_path / name).as_uri()) for name in ("red", "blue"))
     ref = await copied(red, None)
     with pytest.raises(BlobMissing):
@@ -127,7 +127,7 @@ async def archived(store: BlobStore, keys: Keys) -> Manifest:
     return await (await build_thread(packs)).archived()
 
 
-async def test_the_store_shows_what_archives_are_there_also_without_the_keys() -> None:
+async def test_the_store_lists_archives_without_the_keys() -> None:
     store = MemoryBlobStore()
     manifest = await archived(store, ONE)
     listed = await store.get(
@@ -141,7 +141,7 @@ async def test_the_store_shows_what_archives_are_there_also_without_the_keys() -
 
 
 @pytest.mark.parametrize("keys", [None, ONE], ids=["no keys", "the same keys"])
-async def test_a_copied_archive_opens_under_its_own_thread_alone(keys: Keys) -> None:
+async def test_a_copied_archive_opens_only_under_its_own_thread(keys: Keys) -> None:
     store = MemoryBlobStore()
     manifest = await archived(store, keys)
     blue = thread_key("blue", "ops-7")
@@ -153,7 +153,7 @@ async def test_a_copied_archive_opens_under_its_own_thread_alone(keys: Keys) -> 
         await manifests.read(packs, blue, manifest.archive_id)
 
 
-async def test_a_listing_shows_a_namespace_its_own_archives_whatever_keys_others_have() -> None:
+async def test_a_listing_shows_a_namespace_only_its_own_archives() -> None:
     store = MemoryBlobStore()
     await archived(store, ONE)
     page = await list_archives(client_of("blue"), PackStore(store, Keyring(OTHER)))

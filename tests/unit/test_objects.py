@@ -50,7 +50,7 @@ def test_sealing_compresses_only_where_it_pays() -> None:
 
 
 @pytest.mark.guarantee(20)
-def test_what_is_sealed_with_a_key_shows_nothing_and_opens_with_no_other() -> None:
+def test_a_sealed_object_shows_nothing_and_opens_with_no_other_key() -> None:
     sealed = seal(b"hunter2", KEYS)
     assert b"hunter2" not in sealed
     assert seal(b"hunter2", KEYS) != sealed
@@ -87,7 +87,7 @@ def test_a_flipped_bit_in_a_sealed_object_is_detected(keys: Keys | None, plainte
 
 @EITHER
 @pytest.mark.parametrize("plaintext", [b"", b"short", TEXT])
-def test_an_object_that_was_cut_short_is_detected(keys: Keys | None, plaintext: bytes) -> None:
+def test_a_truncated_object_is_detected(keys: Keys | None, plaintext: bytes) -> None:
     sealed = seal(plaintext, keys)
     for length in range(len(sealed)):
         with pytest.raises((BlobCorrupt, KeyMissing)):
@@ -122,7 +122,7 @@ def test_a_small_object_that_would_inflate_beyond_its_bound_is_refused() -> None
             unseal(b"\x03" + data)
 
 
-def test_a_small_object_halves_what_our_activities_pass() -> None:
+def test_small_object_compression_halves_activity_payloads() -> None:
     ref = f'{{"thread":"{7**33:032x}","digest":"{7**90:064x}","size_bytes":5872,"kind":"segment"}}'
     plaintext = (
         b'{"context":{"agent":"ops","head":{"ref":%s,"first_seq":1,"count":8},"now_ms":'
@@ -134,7 +134,7 @@ def test_a_small_object_halves_what_our_activities_pass() -> None:
 
 
 @EITHER
-def test_what_could_not_be_read_again_is_not_sealed(
+def test_an_object_too_large_to_be_read_is_not_sealed(
     keys: Keys | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
@@ -150,7 +150,7 @@ def test_a_newer_format_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("keys", [None, {"k1": KEY_1}], ids=["plain", "sealed"])
-async def test_a_body_is_a_pack_that_is_checked_against_its_ref(
+async def test_a_body_is_a_pack_verified_against_its_ref(
     keys: dict[str, bytes] | None,
 ) -> None:
     packs = open_packs(MemoryBlobStore(), keys=keys)
@@ -223,7 +223,7 @@ def test_a_thread_makes_one_compressor_and_one_decompressor(
     assert sorted(made) == ["ZstdCompressor", "ZstdDecompressor"]
 
 
-def test_threads_that_seal_at_once_do_not_mix_up_their_bytes() -> None:
+def test_concurrent_seals_do_not_mix_their_bytes() -> None:
     def use(seed: int) -> bool:
         texts = [noise(60_000, seed + n).hex().encode() for n in range(10)]
         return [unseal(seal(text)) for text in texts] == texts

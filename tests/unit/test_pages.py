@@ -29,7 +29,7 @@ SAMPLES = st.lists(
 
 
 @given(SAMPLES, st.booleans(), st.booleans())
-def test_all_that_is_drawn_lies_in_the_chart(
+def test_all_drawn_points_are_within_the_chart(
     places: list[tuple[int, int]], bars: bool, is_time: bool
 ) -> None:
     samples = [charts.Sample(x, y, "", ()) for x, y in places]
@@ -47,7 +47,7 @@ def test_all_that_is_drawn_lies_in_the_chart(
 
 
 @pytest.mark.parametrize("steps", [(1, 2), (0, 3), (1, 7), (5, 5), (1, 1000)])
-def test_steps_are_whole_numbers_and_each_stands_once(steps: tuple[int, int]) -> None:
+def test_axis_steps_are_unique_whole_numbers(steps: tuple[int, int]) -> None:
     drawn = charts.build_chart([charts.Sample(x, 1, "", ()) for x in steps], y_label=str)
     assert drawn is not None
     labels = [tick.label for tick in drawn.x_ticks]
@@ -56,7 +56,7 @@ def test_steps_are_whole_numbers_and_each_stands_once(steps: tuple[int, int]) ->
 
 
 @given(SAMPLES)
-def test_a_spark_has_a_line_or_nothing(places: list[tuple[int, int]]) -> None:
+def test_a_sparkline_has_a_line_or_nothing(places: list[tuple[int, int]]) -> None:
     drawn = charts.build_spark(places)
     assert (drawn is None) == (len(places) < 2)
     if drawn is not None:
@@ -76,20 +76,22 @@ def test_a_spark_has_a_line_or_nothing(places: list[tuple[int, int]]) -> None:
         ("\ud800", "/threads/?id=%3F"),
     ],
 )
-def test_every_thread_has_an_address_that_browsers_leave_alone(thread_id: str, url: str) -> None:
+def test_every_thread_has_an_address_that_browsers_do_not_normalize(
+    thread_id: str, url: str
+) -> None:
     assert filters.build_thread_url(thread_id) == url
 
 
 @pytest.mark.parametrize(
     "wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "evil", "/a\nb"]
 )
-def test_a_login_leads_to_no_other_server(wanted: str) -> None:
+def test_a_login_redirects_to_no_other_server(wanted: str) -> None:
     assert filters.check_local_path(wanted) == "/"
     assert filters.check_local_path("/fleet?x=1") == "/fleet?x=1"
 
 
 @given(st.dictionaries(st.sampled_from(["text", "status", "agent", "sort", "offset"]), st.text()))
-def test_any_address_is_a_list(given_: dict[str, str]) -> None:
+def test_any_query_string_gives_a_list(given_: dict[str, str]) -> None:
     asked = parse_list_query(given_)
     assert 0 <= asked.offset < 10_000_000
     assert asked.url().startswith("/")
@@ -98,7 +100,7 @@ def test_any_address_is_a_list(given_: dict[str, str]) -> None:
     assert len([head for head in build_heads(asked) if head.order]) == 1
 
 
-def test_a_second_press_on_a_head_turns_the_order_around() -> None:
+def test_a_second_click_on_a_column_reverses_the_order() -> None:
     asked = ListQuery("", "", "", "-stored", 50)
     [stored] = [head for head in build_heads(asked) if head.label == "Stored"]
     assert (stored.order, stored.url) == ("descending", "/?sort=stored")
@@ -106,7 +108,7 @@ def test_a_second_press_on_a_head_turns_the_order_around() -> None:
     assert (steps.order, steps.url) == ("", "/?sort=-steps")
 
 
-def test_whatever_is_shown_is_escaped() -> None:
+def test_all_shown_text_is_escaped() -> None:
     template = make_environment().from_string("{{ text }}{{ text | cut(8) }}{{ text | pretty }}")
     assert "<" not in template.render(text="<b>&lt;" * 10)
 
@@ -114,11 +116,11 @@ def test_whatever_is_shown_is_escaped() -> None:
 @pytest.mark.parametrize(
     ("days", "text"), [(None, ""), (0.5, "reached in about 12 h"), (49.0, "49 days left")]
 )
-def test_days_to_a_limit_in_words(days: float | None, text: str) -> None:
+def test_days_to_a_limit_are_put_in_words(days: float | None, text: str) -> None:
     assert filters.format_days_left(days) == text
 
 
-def test_json_is_laid_out_and_anything_else_left_alone() -> None:
+def test_json_is_indented_and_other_text_unchanged() -> None:
     assert filters.indent_json('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
     assert filters.indent_json("{not json\n") == "{not json\n"
     for deep in ("[" * 100_000, "[" * 500 + "]" * 500):
@@ -133,7 +135,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.booleans())
-def test_json_that_is_laid_out_means_the_same(value: Any, is_ascii: bool) -> None:
+def test_indented_json_keeps_its_meaning(value: Any, is_ascii: bool) -> None:
     shown = filters.indent_json(json.dumps(value, ensure_ascii=is_ascii))
     assert json.loads(shown) == value
     assert all(c.isprintable() or c == "\n" for c in shown)
@@ -155,7 +157,7 @@ def test_json_that_is_laid_out_means_the_same(value: Any, is_ascii: bool) -> Non
         ('"\\\\u202e"', '"\\\\u202e"'),
     ],
 )
-def test_arguments_are_shown_as_the_call_has_them(arguments: str, shown: str | None) -> None:
+def test_arguments_are_shown_verbatim(arguments: str, shown: str | None) -> None:
     found = filters.indent_json(arguments)
     assert shown is None or found == shown
     assert not re.search("[\u202e\u200b\u2066\ufe0f\u3164\x1b\ud800]", found)
@@ -163,7 +165,7 @@ def test_arguments_are_shown_as_the_call_has_them(arguments: str, shown: str | N
         assert (number in found) is (number in arguments)
 
 
-def test_what_is_kept_in_a_page_has_names_that_no_place_in_it_changes() -> None:
+def test_kept_elements_of_a_page_have_stable_ids() -> None:
     assert filters.make_mark("ops-7", "1-1-ab") == filters.make_mark("ops-7", "1-1-ab")
     assert (
         len(

@@ -69,7 +69,7 @@ def test_no_global_tracer_provider_is_installed() -> None:
 
 
 @pytest.mark.parametrize("name", ["pyarrow", "something_of_a_team"])
-async def test_a_sweep_by_a_worker_without_pyarrow_says_that_it_does_not_archive(
+async def test_a_sweep_without_pyarrow_reports_that_it_does_not_archive(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     async def preserve(*_: object) -> None:
@@ -100,7 +100,7 @@ async def test_a_sweep_by_a_worker_without_pyarrow_says_that_it_does_not_archive
         (True, 1, "cancelled"),
     ],
 )
-async def test_a_clean_up_outlives_the_cancellation_of_an_older_sdk(
+async def test_a_cleanup_survives_the_cancellation_of_an_older_sdk(
     monkeypatch: pytest.MonkeyPatch, sdk_awaits: bool, cancellations: int, ended: str
 ) -> None:
     closing, may_close = asyncio.Event(), asyncio.Event()
@@ -137,7 +137,7 @@ async def test_a_clean_up_outlives_the_cancellation_of_an_older_sdk(
     assert running.cancelling() == cancellations - (not sdk_awaits)
 
 
-async def test_a_clean_up_that_hangs_is_given_up(
+async def test_a_hanging_cleanup_times_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     closing = asyncio.Event()

@@ -101,7 +101,7 @@ def least(field: str) -> Any:
         "resume_seconds_max",
     ],
 )
-def test_no_policy_makes_a_run_end_that_has_just_begun(field: str) -> None:
+def test_no_policy_ends_a_new_run(field: str) -> None:
     """It would continue as new for ever, without doing anything."""
     just_begun = RunSize(events=20, history_bytes=12 * limits.KIB, server_suggests=False)
     assert find_roll_reason(Policy().with_changes({field: least(field)}), just_begun) is None
@@ -128,7 +128,7 @@ def test_no_policy_makes_a_run_end_that_has_just_begun(field: str) -> None:
     ],
     ids=str,
 )
-def test_bounds_that_would_harm_are_refused(field: dict[str, Any]) -> None:
+def test_harmful_bounds_are_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Policy(**field)
 
@@ -144,13 +144,13 @@ def test_bounds_that_would_harm_are_refused(field: dict[str, Any]) -> None:
         "fact_ttl_seconds",
     ],
 )
-def test_times_are_such_that_a_timer_takes_them(field: str, seconds: float) -> None:
+def test_times_fit_a_timer(field: str, seconds: float) -> None:
     """One that does not fit a timedelta would fail every task of a thread."""
     with pytest.raises(ValidationError):
         Policy().with_changes({field: seconds})
 
 
-def test_compaction_has_to_leave_less_than_it_begins_with() -> None:
+def test_compaction_must_shrink_the_context() -> None:
     with pytest.raises(ValidationError, match="compact_to_bytes"):
         Policy(compact_at_bytes=8 * limits.KIB, compact_to_bytes=8 * limits.KIB)
     with pytest.raises(ValueError, match="compact_to_bytes"):
@@ -167,7 +167,7 @@ def test_actions_name_limits() -> None:
 
 
 @given(changes)
-def test_what_differs_from_the_defaults_makes_the_policy_again(
+def test_the_policy_is_rebuilt_from_its_differences_to_the_defaults(
     wanted: Mapping[str, Any],
 ) -> None:
     policy = Policy().with_changes(wanted)
@@ -187,12 +187,12 @@ def test_later_changes_win_and_the_others_stay(
     )
 
 
-def test_defaults_differ_in_nothing() -> None:
+def test_default_policies_have_no_differences() -> None:
     assert Policy().differences() == {}
     assert Policy().with_changes({}) == Policy()
 
 
-def test_changes_that_are_wrong_are_named() -> None:
+def test_invalid_changes_are_named() -> None:
     with pytest.raises(ValueError, match="the policy has no steps, turns"):
         Policy().with_changes({"turns": 1, "steps": 2})
     with pytest.raises(ValueError, match="steps_max"):

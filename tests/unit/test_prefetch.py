@@ -44,7 +44,7 @@ class OuterFault:
         raise ValueError("wrong tag")
 
 
-async def test_an_outer_codec_that_fails_does_not_end_the_reading_of_the_history() -> None:
+async def test_a_failing_outer_codec_does_not_stop_the_history_reader() -> None:
     history = RunHistory()
     prefetcher = Prefetcher(cast("Client", Server()), OuterFault())
     prefetcher.start("w", "r", history)

@@ -53,7 +53,7 @@ async def test_a_process_that_ignores_the_request_is_killed(
     assert process.returncode == -signal.SIGKILL
 
 
-async def test_a_process_that_ends_by_itself_says_how(tmp_path: Path) -> None:
+async def test_the_exit_of_a_process_is_reported(tmp_path: Path) -> None:
     code = "import sys; print('cannot go on'); sys.exit(7)"
     with start(tmp_path, [sys.executable, "-c", code]) as process:
         with pytest.raises(ProcessFailed, match=r"(?s)exit code 7.*cannot go on.*log"):
@@ -102,7 +102,7 @@ def test_a_data_directory_has_one_stack_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(DataDirUnusable, match="EVERLONG_DATA_DIR"),

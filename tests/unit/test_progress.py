@@ -207,7 +207,7 @@ async def test_an_answer_is_found_where_the_reply_was_journalled() -> None:
     assert (seen.head, seen.status, seen.is_busy) == (head(4), "waiting", False)
 
 
-async def test_a_message_is_answered_once_the_thread_has_taken_note_of_the_reply() -> None:
+async def test_a_message_is_answered_once_the_thread_has_recorded_the_reply() -> None:
     history = History().send(1)
     history.completed(history.scheduled(CALL_MODEL), reply(2))
     assert (await history.task_scheduled().progress()).answered == 0
@@ -226,7 +226,7 @@ async def test_a_tool_that_runs_is_work() -> None:
     )
 
 
-async def test_a_message_that_is_sent_again_is_no_new_one() -> None:
+async def test_a_repeated_message_is_not_a_new_one() -> None:
     seen = await History().send(1).send(1).model(reply(2)).progress()
     assert (seen.messages, seen.status, seen.needs_query) == (1, "waiting", False)
 
@@ -242,7 +242,7 @@ async def test_a_message_is_counted_while_its_update_waits_for_the_answer() -> N
     assert (seen.messages, seen.answered, seen.status) == (1, 1, "waiting")
 
 
-async def test_a_message_that_waits_for_its_answer_in_a_second_run_is_no_new_one() -> None:
+async def test_a_message_carried_to_a_second_run_is_not_a_new_one() -> None:
     counters = Counters(messages=3, answered=2)
     received = (Received(id="a", number=3),)
     history = History(ThreadState(in_turn=True, counters=counters, received=received)).task()
@@ -282,7 +282,7 @@ async def test_an_approval_waits_until_it_is_decided() -> None:
     assert (decided.pending, decided.answered, decided.tool_calls) == (0, 1, 1)
 
 
-async def test_an_approval_beside_a_tool_that_runs_is_work() -> None:
+async def test_an_approval_with_a_running_tool_is_work() -> None:
     history = History().send(1).model(reply(2, call(), TOOL))
     history.scheduled(RUN_TOOL)
     seen = await history.progress()
@@ -315,7 +315,7 @@ async def test_a_failure_ends_a_turn_once_it_is_journalled() -> None:
     assert (seen.status, seen.needs_query) == ("waiting", False)
 
 
-async def test_what_holds_an_activity_is_said_until_it_is_tried_again() -> None:
+async def test_a_hold_is_reported_until_the_activity_is_retried() -> None:
     history = History().send(1)
     history.failed(history.scheduled(CALL_MODEL), HELD, "the store is away").task()
     held = await history.progress()
@@ -327,7 +327,7 @@ async def test_what_holds_an_activity_is_said_until_it_is_tried_again() -> None:
 @pytest.mark.guarantee(43)
 @pytest.mark.parametrize("name", [CALL_MODEL, RUN_TOOL, BRIEF, COLLECT])
 @pytest.mark.parametrize("is_paused_first", [False, True])
-async def test_a_step_that_is_held_is_not_tried_again_while_the_thread_is_paused(
+async def test_a_held_step_is_not_retried_while_the_thread_is_paused(
     name: str, is_paused_first: bool
 ) -> None:
     history = History().send(1)
@@ -350,7 +350,7 @@ async def test_a_limit_that_is_still_reached_after_a_pause_is_no_hold() -> None:
     assert (seen.status, seen.held_by, seen.needs_query) == ("paused", "", True)
 
 
-async def test_a_pause_that_is_over_at_once_leaves_a_step_held() -> None:
+async def test_a_brief_pause_leaves_a_step_held() -> None:
     history = History().send(1)
     history.failed(history.scheduled(CALL_MODEL), HELD, "no store").task()
     seen = await history.signal("pause").signal("unpause").task().progress()
@@ -364,7 +364,7 @@ async def test_the_journal_is_held_in_a_paused_thread_too() -> None:
     assert (seen.status, seen.held_by) == ("held", "away")
 
 
-async def test_tools_that_are_held_side_by_side_are_held_each_for_itself() -> None:
+async def test_parallel_tools_are_held_independently() -> None:
     history = History().send(1).model(reply(2, TOOL, TOOL))
     first, second = (history.scheduled(RUN_TOOL, run(each)) for each in "ab")
     history.failed(first, HELD, "store away").failed(second, HELD, "no key").task()
@@ -380,7 +380,7 @@ async def test_tools_that_are_held_side_by_side_are_held_each_for_itself() -> No
     assert (seen.status, seen.answered, seen.tool_calls) == ("waiting", 1, 2)
 
 
-async def test_a_tool_that_is_approved_meanwhile_does_not_release_one_that_is_held() -> None:
+async def test_an_approved_tool_does_not_release_a_held_one() -> None:
     history = History().send(1).model(reply(2, TOOL, call()))
     history.failed(history.scheduled(RUN_TOOL, run("t")), HELD, "store away").task()
     approved = history.decide("2-2-abcd", approve=True).scheduled(RUN_TOOL, run("c"))
@@ -389,7 +389,7 @@ async def test_a_tool_that_is_approved_meanwhile_does_not_release_one_that_is_he
 
 
 @pytest.mark.parametrize("is_rolled", [False, True])
-async def test_a_tool_that_does_not_run_beside_an_approval_was_paused_by_the_policy(
+async def test_an_idle_tool_next_to_an_approval_means_a_pause_by_policy(
     is_rolled: bool,
 ) -> None:
     history = History().send(1).model(reply(2, call(), TOOL))
@@ -406,7 +406,7 @@ async def test_a_tool_that_does_not_run_beside_an_approval_was_paused_by_the_pol
 
 
 @pytest.mark.parametrize("approve", [False, True])
-async def test_a_decision_beside_another_approval_is_no_pause(approve: bool) -> None:
+async def test_a_decision_next_to_another_approval_is_no_pause(approve: bool) -> None:
     history = History().send(1).model(reply(2, call(), call()))
     history.decide("2-1-abcd", approve)
     if approve:
@@ -452,7 +452,7 @@ async def test_a_signal_that_the_worker_drops_changes_nothing(name: str, payload
     assert await history.signal(name, payload).task().progress() == before
 
 
-async def test_a_signal_that_the_store_cannot_give_is_an_error() -> None:
+async def test_a_signal_lost_by_the_store_is_an_error() -> None:
     history = History().signal("pause", Control())
     tracker = Tracker(_unreadable)
     await tracker.add(history.events[:1])
@@ -466,11 +466,11 @@ async def _unreadable(payloads: Any, kind: Any, activity: Activity | None) -> An
     raise KeyMissing("sealed with key 'a'")
 
 
-async def test_a_pause_is_not_sure_before_the_thread_has_heard_of_it() -> None:
+async def test_a_pause_counts_once_the_thread_has_received_it() -> None:
     assert (await History().send(1).signal("pause").task_scheduled().progress()).is_busy
 
 
-async def test_a_thread_with_work_that_does_nothing_was_paused_by_its_policy() -> None:
+async def test_an_idle_thread_with_work_was_paused_by_its_policy() -> None:
     seen = await History().send(1).model(reply(2)).send(2).progress()
     assert (seen.status, seen.pause, seen.needs_query) == ("paused", None, True)
 
@@ -486,7 +486,7 @@ async def test_search_attributes_name_the_limit_that_paused_a_thread() -> None:
     assert (seen.status, seen.pause, seen.needs_query) == ("working", None, False)
 
 
-async def test_a_sub_agent_is_waited_for_until_it_reports() -> None:
+async def test_a_thread_waits_for_its_sub_agent_until_it_reports() -> None:
     history = History().send(1).model(reply(2, SUB_AGENT)).child("ops/child-1").task()
     waiting = await history.progress()
     assert (waiting.status, waiting.needs_query) == ("working", False)
@@ -504,7 +504,7 @@ async def test_a_reset_begins_the_run_again() -> None:
     assert (tracker.progress().ended, tracker.progress().answered) == ("", 1)
 
 
-async def test_a_thread_that_was_stopped_says_itself_how_it_ended() -> None:
+async def test_a_stopped_thread_reports_how_it_ended() -> None:
     last = ThreadStatus(
         agent="ops",
         status="stopped",
@@ -525,12 +525,12 @@ async def test_a_thread_that_was_stopped_says_itself_how_it_ended() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "timed_out", "canceled", "terminated"])
-async def test_a_run_that_closes_is_ended(how: str) -> None:
+async def test_a_closed_run_has_ended(how: str) -> None:
     seen = await History().send(1).closed(how).progress()
     assert (seen.status, seen.ended, seen.needs_query) == (how, how, False)
 
 
-async def test_another_workflow_is_not_taken_for_a_thread() -> None:
+async def test_another_workflow_is_no_thread() -> None:
     tracker = Tracker(decode)
     await tracker.add(History(name="theirs").send(1).events)
     assert not tracker.is_agent

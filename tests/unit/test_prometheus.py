@@ -38,7 +38,7 @@ def listening(token: str = "", host: str = "127.0.0.1") -> Iterator[MetricsEndpo
         provider.shutdown()
 
 
-def test_metrics_are_shown_as_prometheus_names_them() -> None:
+def test_metrics_have_prometheus_names() -> None:
     with listening() as shown:
         text = httpx.get(shown.url).text
         assert 'everlong_holds_total{error="StoreUnavailable"} 2.0\n' in text
@@ -53,7 +53,7 @@ def test_metrics_are_shown_as_prometheus_names_them() -> None:
         assert again.text.endswith("# EOF\n")
 
 
-def test_other_paths_lead_nowhere() -> None:
+def test_other_paths_are_not_found() -> None:
     with listening() as shown:
         base = shown.url.removesuffix("/metrics")
         assert httpx.get(base).text == "Everlong's metrics are at /metrics\n"
@@ -64,7 +64,7 @@ def test_other_paths_lead_nowhere() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"authorization": "Bearer wrong"}, {"x-token": "t0ken"}])
-def test_a_token_is_asked_for(given: dict[str, str]) -> None:
+def test_a_token_is_required(given: dict[str, str]) -> None:
     with listening(token="t0ken") as shown:
         refused = httpx.get(shown.url, headers=given)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
@@ -73,7 +73,7 @@ def test_a_token_is_asked_for(given: dict[str, str]) -> None:
         assert "everlong_holds_total" in allowed.text
 
 
-def test_many_who_ask_at_once_get_the_whole() -> None:
+def test_concurrent_scrapes_get_complete_responses() -> None:
     with listening() as shown:
         texts: list[str] = []
         threads = [
@@ -88,7 +88,7 @@ def test_many_who_ask_at_once_get_the_whole() -> None:
         assert all("everlong_resume_duration_seconds_count" in text for text in texts)
 
 
-def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "_CONNECTION_SECONDS_MAX", 0.2)
     with listening() as shown:
         address = httpx.URL(shown.url)
@@ -97,7 +97,7 @@ def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
             assert slow.recv(100) == b""
 
 
-def test_more_connections_than_there_are_places_are_turned_away(
+def test_excess_connections_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prometheus, "_CONNECTIONS_MAX", 1)
@@ -140,7 +140,7 @@ def exposed(**environment: str) -> str:
     return require_metrics_host(settings)
 
 
-def test_beyond_loopback_a_token_is_needed_or_a_word_that_it_is_not() -> None:
+def test_a_token_or_an_opt_out_is_required_beyond_loopback() -> None:
     with pytest.raises(ConfigError, match=r"EVERLONG_TOKEN.*EVERLONG_METRICS_ANONYMOUS=1"):
         exposed()
     assert exposed(EVERLONG_TOKEN="t") == "0.0.0.0"
@@ -158,7 +158,7 @@ def test_beyond_loopback_a_token_is_needed_or_a_word_that_it_is_not() -> None:
         open_configured_providers(wanted, "everlong-worker")
 
 
-def test_the_embedded_stack_passes_on_what_is_exported_and_stays_on_loopback() -> None:
+def test_the_embedded_stack_exports_metrics_only_on_loopback() -> None:
     environment = {
         "OTEL_SDK_DISABLED": "false",
         "OTEL_TRACES_EXPORTER": "otlp",

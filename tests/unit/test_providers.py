@@ -85,7 +85,7 @@ ONE = [("call_c", "read", "{}")]
 
 
 @every_format
-async def test_tool_calls_go_round_over_several_turns(name: str, opened: Opener) -> None:
+async def test_tool_calls_round_trip_over_several_turns(name: str, opened: Opener) -> None:
     made = FORMATS[name]
     async with ProviderServer(made("Two.", TWO), made("", ONE), made("All read.")) as server:
         replies = await converse(opened(server, name))
@@ -163,7 +163,7 @@ async def test_the_responses_api_gets_items_with_their_ids(opened: Opener) -> No
 
 
 @pytest.mark.parametrize("max_tokens", [1024, 64_000])
-async def test_messages_of_anthropic_alternate(max_tokens: int, opened: Opener) -> None:
+async def test_anthropic_messages_alternate(max_tokens: int, opened: Opener) -> None:
     *_, last = await asked(CLAUDE, opened, max_tokens=max_tokens)
     # Replies that may be long are streamed by the library; what comes of it is the same.
     assert last["stream"] is (max_tokens > 21_333)
@@ -181,7 +181,7 @@ async def test_messages_of_anthropic_alternate(max_tokens: int, opened: Opener) 
 
 @pytest.mark.guarantee(51)
 @pytest.mark.parametrize("max_tokens", [1024, 64_000])
-async def test_thinking_goes_back_to_anthropic_with_its_signature(
+async def test_thinking_is_returned_to_anthropic_with_its_signature(
     max_tokens: int, opened: Opener
 ) -> None:
     first = told.anthropic("", ONE, thinking=("Hm.", "c2lnbmF0dXJl"))
@@ -201,7 +201,7 @@ async def test_thinking_goes_back_to_anthropic_with_its_signature(
     assert assistant[1]["type"] == "tool_use"
 
 
-async def test_encrypted_reasoning_goes_back_to_openai(opened: Opener) -> None:
+async def test_encrypted_reasoning_is_returned_to_openai(opened: Opener) -> None:
     first = told.responses("", ONE, reasoning="b3BhcXVl")
     async with ProviderServer(first, told.responses("Done.")) as server:
         model = opened(server, RESPONSES)
@@ -212,7 +212,7 @@ async def test_encrypted_reasoning_goes_back_to_openai(opened: Opener) -> None:
     assert (reasoning["type"], reasoning["encrypted_content"]) == ("reasoning", "b3BhcXVl")
 
 
-async def test_what_one_provider_said_can_be_read_by_another(opened: Opener) -> None:
+async def test_replies_of_one_provider_are_readable_by_another(opened: Opener) -> None:
     thought = told.anthropic("Two.", TWO, thinking=("Hm.", "c2lnbmF0dXJl"))
     async with ProviderServer(thought) as server:
         reply = await opened(server, CLAUDE).reply("", ASK, [read])
@@ -236,7 +236,7 @@ async def test_a_model_object_with_its_own_base_url_is_used(opened: Opener) -> N
     assert server.requests[0].headers["authorization"] == "Bearer own-key"
 
 
-async def test_a_models_own_settings_hold_unless_the_agent_has_others(opened: Opener) -> None:
+async def test_settings_of_the_agent_override_those_of_the_model(opened: Opener) -> None:
     async with ProviderServer(told.chat("Here.")) as server:
         provider = OpenAIProvider(base_url=server.url, api_key="own-key")
         settings = {"temperature": 0.25, "seed": 7}
@@ -254,7 +254,7 @@ async def test_a_reply_without_usage_or_with_an_unknown_model_costs_nothing(
     assert (reply.tokens, reply.cost_usd) == (1100, 0.0)
 
 
-async def test_bad_call_ids_are_replaced_and_always_by_the_same(opened: Opener) -> None:
+async def test_invalid_call_ids_are_replaced_deterministically(opened: Opener) -> None:
     odd = [("x" * 65, "read", ""), ("twice", "read", '{"path":'), ("twice", "read", "null")]
     async with ProviderServer(told.chat(None, odd)) as server:
         model = opened(server, CHAT)

@@ -43,7 +43,7 @@ async def failure(server: ProviderServer, model: ProviderModel) -> EverlongError
 @pytest.mark.guarantee(51)
 @every_format
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
-async def test_what_may_pass_is_worth_another_try(name: str, status: int, opened: Opener) -> None:
+async def test_transient_errors_are_retryable(name: str, status: int, opened: Opener) -> None:
     async with ProviderServer(told.error(status)) as server:
         error = await failure(server, opened(server, name))
     assert isinstance(error, ModelUnavailable)
@@ -63,7 +63,7 @@ async def test_what_may_pass_is_worth_another_try(name: str, status: int, opened
         ({"retry_after": "soon"}, None),
     ],
 )
-async def test_a_rate_limit_says_when_to_try_again(
+async def test_a_rate_limit_gives_the_retry_delay(
     name: str, headers: dict[str, str], seconds: float | None, opened: Opener
 ) -> None:
     async with ProviderServer(told.error(429, **headers)) as server:
@@ -78,7 +78,7 @@ async def test_a_rate_limit_says_when_to_try_again(
     ("name", "key"),
     [(CHAT, "OPENAI_API_KEY"), (RESPONSES, "OPENAI_API_KEY"), (CLAUDE, "ANTHROPIC_API_KEY")],
 )
-async def test_a_refused_key_is_named_and_not_shown(
+async def test_a_rejected_key_is_named_and_not_shown(
     name: str, key: str, status: int, opened: Opener
 ) -> None:
     async with ProviderServer(told.error(status, "Incorrect API key: sk-openai")) as server:
@@ -89,7 +89,7 @@ async def test_a_refused_key_is_named_and_not_shown(
     )
 
 
-async def test_a_refused_key_of_a_model_object_is_not_looked_for_elsewhere(opened: Opener) -> None:
+async def test_a_rejected_key_of_a_model_object_names_no_variable(opened: Opener) -> None:
     async with ProviderServer(told.error(401)) as server:
         provider = OpenAIProvider(base_url=server.url, api_key="sk-own")
         error = await failure(server, opened(server, OpenAIChatModel("llama", provider=provider)))
@@ -98,7 +98,7 @@ async def test_a_refused_key_of_a_model_object_is_not_looked_for_elsewhere(opene
 
 @every_format
 @pytest.mark.parametrize("status", [400, 404, 422])
-async def test_a_rejected_request_is_not_repeated_and_says_why(
+async def test_a_rejected_request_is_not_retried_and_reports_the_reason(
     name: str, status: int, opened: Opener
 ) -> None:
     async with ProviderServer(told.error(status, "no such thing\n" + "x" * 5000)) as server:
@@ -109,7 +109,7 @@ async def test_a_rejected_request_is_not_repeated_and_says_why(
 
 
 @every_format
-async def test_any_other_refusal_is_not_repeated(name: str, opened: Opener) -> None:
+async def test_any_other_rejection_is_not_retried(name: str, opened: Opener) -> None:
     async with ProviderServer(told.error(418)) as server:
         error = await failure(server, opened(server, name))
     assert isinstance(error, ModelRefused)
@@ -129,7 +129,7 @@ def coded(status: int, kind: str, message: str) -> Response:
         (CLAUDE, coded(400, "invalid_request_error", "prompt is too long: 3 > 2")),
     ],
 )
-async def test_a_context_that_is_too_large_is_known_as_such(
+async def test_an_oversized_context_is_recognized(
     name: str, response: Response, opened: Opener
 ) -> None:
     async with ProviderServer(response) as server:
@@ -146,7 +146,7 @@ async def test_a_context_that_is_too_large_is_known_as_such(
         (CLAUDE, coded(400, "invalid_request_error", "Your credit balance is too low")),
     ],
 )
-async def test_an_empty_account_is_not_asked_again(
+async def test_an_exhausted_quota_is_not_retried(
     name: str, response: Response, opened: Opener
 ) -> None:
     async with ProviderServer(response) as server:
@@ -170,7 +170,7 @@ MALFORMED: dict[str, Response] = {
 @every_format
 @pytest.mark.parametrize("kind", MALFORMED)
 @pytest.mark.parametrize("max_tokens", [1024, 64_000])
-async def test_a_reply_that_cannot_be_read_is_worth_another_try(
+async def test_an_unreadable_reply_is_retryable(
     name: str, kind: str, max_tokens: int, opened: Opener
 ) -> None:
     async with ProviderServer(MALFORMED[kind]) as server:
@@ -192,7 +192,7 @@ async def test_a_reply_that_cannot_be_read_is_worth_another_try(
         (CLAUDE, {"stop_reason": None}),
     ],
 )
-async def test_a_reply_with_something_missing_is_worth_another_try(
+async def test_an_incomplete_reply_is_retryable(
     name: str, change: dict[str, Any], opened: Opener
 ) -> None:
     async with ProviderServer({**FORMATS[name]("Hi."), **change}) as server:
@@ -201,7 +201,7 @@ async def test_a_reply_with_something_missing_is_worth_another_try(
 
 
 @every_format
-async def test_an_empty_reply_is_handed_on(name: str, opened: Opener) -> None:
+async def test_an_empty_reply_is_returned(name: str, opened: Opener) -> None:
     async with ProviderServer(FORMATS[name]("")) as server:
         reply = await opened(server, name).reply("", ASK, [])
     assert (reply.text, reply.tool_calls, reply.tokens) == ("", (), 1100)
@@ -209,7 +209,7 @@ async def test_an_empty_reply_is_handed_on(name: str, opened: Opener) -> None:
 
 
 @every_format
-async def test_text_that_cannot_be_stored_is_worth_another_try(name: str, opened: Opener) -> None:
+async def test_a_reply_that_cannot_be_stored_is_retryable(name: str, opened: Opener) -> None:
     async with ProviderServer(FORMATS[name]("lone \ud800")) as server:
         error = await failure(server, opened(server, name))
     assert isinstance(error, ModelUnavailable)
@@ -224,7 +224,7 @@ async def test_text_that_cannot_be_stored_is_worth_another_try(name: str, opened
         (CLAUDE, told.anthropic("", stop="refusal"), "declined to answer"),
     ],
 )
-async def test_a_model_that_will_not_answer_is_not_asked_again(
+async def test_a_refusal_of_the_model_is_not_retried(
     name: str, reply: told.Json, reason: str, opened: Opener
 ) -> None:
     async with ProviderServer(reply) as server:
@@ -234,7 +234,7 @@ async def test_a_model_that_will_not_answer_is_not_asked_again(
 
 
 @pytest.mark.parametrize("events", range(1, 8))
-async def test_a_stream_that_breaks_off_is_no_reply(events: int, opened: Opener) -> None:
+async def test_an_interrupted_stream_is_no_reply(events: int, opened: Opener) -> None:
     whole = told.streamed(told.anthropic("Let me look.", ONE)).split(b"\n\n")
     assert len(whole) == 10
     cut = b"".join(event + b"\n\n" for event in whole[:events])
@@ -245,7 +245,7 @@ async def test_a_stream_that_breaks_off_is_no_reply(events: int, opened: Opener)
 
 
 @every_format
-async def test_a_provider_that_hangs_is_given_up_on_in_time(name: str, opened: Opener) -> None:
+async def test_a_call_to_a_hanging_provider_times_out(name: str, opened: Opener) -> None:
     async with ProviderServer(Response(hang=True)) as server:
         error = await failure(server, opened(server, name, timeout=0.2))
     assert isinstance(error, ModelUnavailable)
@@ -253,7 +253,7 @@ async def test_a_provider_that_hangs_is_given_up_on_in_time(name: str, opened: O
 
 
 @every_format
-async def test_a_call_that_is_cancelled_ends_at_once(name: str, opened: Opener) -> None:
+async def test_a_cancelled_call_ends_at_once(name: str, opened: Opener) -> None:
     async with ProviderServer(Response(hang=True)) as server:
         call = asyncio.ensure_future(opened(server, name).reply("", ASK, []))
         async with asyncio.timeout(10):
@@ -265,7 +265,7 @@ async def test_a_call_that_is_cancelled_ends_at_once(name: str, opened: Opener) 
 
 
 @every_format
-async def test_a_provider_that_is_not_there_is_worth_another_try(name: str, opened: Opener) -> None:
+async def test_an_unreachable_provider_is_retryable(name: str, opened: Opener) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Bound, and nobody listens: connections are refused.
         server = ProviderServer(told.error(500))
@@ -274,7 +274,7 @@ async def test_a_provider_that_is_not_there_is_worth_another_try(name: str, open
             await opened(server, name).reply("", ASK, [])
 
 
-async def test_of_several_models_one_that_may_recover_is_enough_to_try_again(
+async def test_one_recoverable_model_of_several_makes_an_error_retryable(
     opened: Opener,
 ) -> None:
     async with ProviderServer(told.error(400), told.error(503)) as server:

@@ -47,7 +47,7 @@ def outline(messages: list[ModelMessage]) -> list[list[str]]:
     return [[part.part_kind for part in message.parts] for message in messages]
 
 
-def test_results_of_one_reply_are_one_request() -> None:
+def test_results_of_one_reply_share_one_request() -> None:
     sent = build_request("Be brief.", [USER, ASSISTANT, RESULT_A, RESULT_B])
     assert outline(sent) == [
         ["user-prompt"],
@@ -58,7 +58,7 @@ def test_results_of_one_reply_are_one_request() -> None:
     assert sent[-1].instructions == "Be brief."
 
 
-def test_a_summary_is_said_before_the_rest() -> None:
+def test_a_summary_comes_first() -> None:
     summary = Message(role="summary", text="Much has happened.")
     sent = build_request("", [summary, USER, ANSWER, USER])
     assert outline(sent) == [["user-prompt", "user-prompt"], ["text"], ["user-prompt"]]
@@ -70,13 +70,13 @@ def test_a_summary_is_said_before_the_rest() -> None:
     assert sent[0].instructions is None
 
 
-def test_a_failure_is_said_by_the_agents_side() -> None:
+def test_a_failure_is_sent_as_an_assistant_message() -> None:
     sent = build_request("", [USER, FAILURE, USER])
     assert outline(sent) == [["user-prompt"], ["text"], ["user-prompt"]]
     assert "the model is gone" in str(sent[1].parts[0])
 
 
-def test_a_call_without_a_result_gets_one_that_says_so() -> None:
+def test_a_call_without_a_result_gets_a_placeholder() -> None:
     for after in ([FAILURE, USER], [USER], []):
         sent = build_request("", [USER, ASSISTANT, RESULT_A, *after])
         returns = {
@@ -98,7 +98,7 @@ def test_a_result_without_a_call_becomes_text() -> None:
     assert "[Result of an earlier call of read]" in str(sent[0].parts[0])
 
 
-def test_a_conversation_that_begins_with_a_reply_is_begun_for_it() -> None:
+def test_a_conversation_that_begins_with_a_reply_gets_a_request_first() -> None:
     sent = build_request("", [ANSWER, USER])
     assert outline(sent) == [["user-prompt"], ["text"], ["user-prompt"]]
     assert NOT_SHOWN in str(sent[0].parts[0])
@@ -121,7 +121,7 @@ NATIVE: dict[str, Any] = {
 }
 
 
-def test_a_native_body_is_sent_as_it_came() -> None:
+def test_a_native_body_is_sent_unchanged() -> None:
     sent = build_request("", [USER, Message(role="assistant", text="Done.", native=NATIVE)])
     assert isinstance(sent[1], ModelResponse)
     assert sent[1].provider_name == "anthropic"
@@ -133,7 +133,7 @@ def test_a_native_body_is_sent_as_it_came() -> None:
     "native",
     [{"kind": "response", "parts": [{"part_kind": "of-the-future"}]}, {"kind": "x"}, {}],
 )
-def test_a_native_body_of_another_version_is_sent_without_its_format(
+def test_a_native_body_of_another_version_is_sent_in_the_common_format(
     native: dict[str, Any],
 ) -> None:
     message = Message(role="assistant", text="Look.", tool_calls=CALLS[:1], native=native)
@@ -153,7 +153,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("kind", "message"), BODIES)
-def test_bodies_written_by_hand_are_the_librarys_and_come_back_equal(
+def test_hand_written_bodies_equal_the_librarys_and_round_trip(
     kind: Kind, message: Message
 ) -> None:
     [parsed] = ModelMessagesTypeAdapter.validate_json(json.dumps([build_body(message)]))
@@ -236,7 +236,7 @@ async def test_no_provider_is_sent_a_blank_text(name: str, result: str, reply: M
         assert NO_OUTPUT in strings(first)
 
 
-async def test_a_reply_that_says_nothing_at_all_does_not_end_with_its_thinking() -> None:
+async def test_an_empty_reply_does_not_end_with_its_thinking() -> None:
     native = {**NATIVE, "parts": [NATIVE["parts"][0], {"part_kind": "text", "content": " "}]}
     said = Message(role="assistant", text=" ", native=native)
     body = await sent_to("anthropic", [USER, said, USER])
@@ -245,7 +245,7 @@ async def test_a_reply_that_says_nothing_at_all_does_not_end_with_its_thinking()
 
 
 @pytest.mark.parametrize("odd", ["functions.read:0", "call|fc", "é", "a b", "x" * 65, "a\n"])
-async def test_a_call_id_that_some_provider_refuses_is_replaced(odd: str) -> None:
+async def test_a_call_id_that_a_provider_rejects_is_replaced(odd: str) -> None:
     calls = [("fine_-1", "read", "{}"), (odd, "read", "{}")]
     async with ProviderServer(told.chat("", calls)) as server:
         model = opened("chat", server.url)
@@ -259,7 +259,7 @@ async def test_a_call_id_that_some_provider_refuses_is_replaced(odd: str) -> Non
 
 
 @pytest.mark.parametrize("name", list(ANSWERS))
-async def test_a_model_that_was_closed_is_asked_again(name: str) -> None:
+async def test_a_closed_model_is_opened_again(name: str) -> None:
     async with ProviderServer(ANSWERS[name]("Done.")) as server:
         model = opened(name, server.url)
         for _ in range(2):
@@ -275,7 +275,7 @@ roles = st.sampled_from([USER, ASSISTANT, RESULT_A, RESULT_B, ANSWER, FAILURE])
 @pytest.mark.guarantee(51)
 @settings(max_examples=scaled(60, 200), deadline=None)
 @given(st.lists(roles, max_size=12))
-def test_any_conversation_is_sent_in_a_form_that_providers_take(messages: list[Message]) -> None:
+def test_any_conversation_is_sent_in_a_valid_form(messages: list[Message]) -> None:
     sent = build_request("Be brief.", messages)
     said = json.dumps([str(part) for each in sent for part in each.parts])
     assert not sent or isinstance(sent[0], ModelRequest)

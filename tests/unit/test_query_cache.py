@@ -25,7 +25,7 @@ class Client:
     """What a cache is kept for."""
 
 
-async def test_a_thread_without_new_events_is_asked_once() -> None:
+async def test_a_thread_without_new_events_is_queried_once() -> None:
     cache, worker = QueryCache(), Worker()
     assert [await cache.get("status", description(), worker) for _ in range(3)] == [1, 1, 1]
 
@@ -39,13 +39,15 @@ async def test_a_thread_without_new_events_is_asked_once() -> None:
         ("pending", description()),
     ],
 )
-async def test_news_another_run_thread_or_query_is_asked_for(query: str, changed: Any) -> None:
+async def test_new_events_another_run_thread_or_query_are_not_cached(
+    query: str, changed: Any
+) -> None:
     cache, worker = QueryCache(), Worker()
     await cache.get("status", description(), worker)
     assert await cache.get(query, changed, worker) == 2
 
 
-async def test_a_query_that_fails_is_asked_again() -> None:
+async def test_a_failed_query_is_repeated() -> None:
     cache, worker = QueryCache(), Worker()
 
     async def fail() -> int:
@@ -56,7 +58,7 @@ async def test_a_query_that_fails_is_asked_again() -> None:
     assert await cache.get("status", description(), worker) == 1
 
 
-async def test_answers_are_bounded_and_the_oldest_goes_first() -> None:
+async def test_cached_answers_are_bounded_and_the_oldest_is_evicted() -> None:
     cache, worker = QueryCache(answers_max=2), Worker()
     for thread_id in ("a", "b", "a", "c"):
         await cache.get("status", description(thread_id), worker)
@@ -67,7 +69,7 @@ async def test_answers_are_bounded_and_the_oldest_goes_first() -> None:
     assert worker.asked == 4
 
 
-async def test_only_a_client_that_keeps_answers_has_a_cache() -> None:
+async def test_only_a_caching_client_has_a_cache() -> None:
     worker, keeps, asks = Worker(), Client(), Client()
     keep_answers(keeps)  # type: ignore[arg-type]
     for client in (asks, asks, keeps, keeps):

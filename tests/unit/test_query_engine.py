@@ -31,7 +31,7 @@ async def test_views_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", LIBRARY, ids=lambda named: named.name)
-async def test_the_library_runs(tmp_path: Path, named: Any) -> None:
+async def test_all_library_statements_run(tmp_path: Path, named: Any) -> None:
     assert (await run(tmp_path / "q", named.sql)).columns
     assert named.about
 
@@ -67,7 +67,7 @@ async def test_the_library_runs(tmp_path: Path, named: Any) -> None:
         "select getenv('HOME')",
     ],
 )
-def test_nothing_else_can_be_done(statement: str) -> None:
+def test_statements_other_than_select_are_refused(statement: str) -> None:
     with pytest.raises(QueryRefused):
         check(statement)
 
@@ -91,7 +91,7 @@ async def test_a_refused_statement_leaves_nothing(tmp_path: Path) -> None:
         "load httpfs",
     ],
 )
-def test_the_database_itself_refuses_what_a_parser_might_let_through(
+def test_the_database_refuses_statements_that_pass_the_parser(
     tmp_path: Path, statement: str
 ) -> None:
     with views(tmp_path) as connection, pytest.raises(duckdb.Error):
@@ -100,7 +100,7 @@ def test_the_database_itself_refuses_what_a_parser_might_let_through(
 
 
 @pytest.mark.guarantee(102)
-async def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
+async def test_a_query_stops_at_its_time_limit(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(QueryRefused, match="stopped after"):
         await run(tmp_path / "q", ENDLESS, Bounds(seconds=0.5))
@@ -118,7 +118,7 @@ async def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
         "select list(repeat('x', 1000000)) from range(5000)",
     ],
 )
-async def test_a_query_has_no_more_memory_than_it_may(tmp_path: Path, greedy: str) -> None:
+async def test_the_memory_of_a_query_is_bounded(tmp_path: Path, greedy: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(QueryRefused, match="more memory"):
         await run(tmp_path / "memory", greedy, Bounds(memory_bytes=32 << 20))
@@ -127,7 +127,7 @@ async def test_a_query_has_no_more_memory_than_it_may(tmp_path: Path, greedy: st
 
 
 @pytest.mark.guarantee(102)
-async def test_a_query_spills_no_more_than_it_may(tmp_path: Path) -> None:
+async def test_the_spill_of_a_query_is_bounded(tmp_path: Path) -> None:
     small = Bounds(memory_bytes=32 << 20, disk_bytes=8 << 20)
     spilling = (
         "select s from (select md5(cast(range as varchar)) || md5(cast(range + 1 as varchar)) as s "
@@ -139,13 +139,13 @@ async def test_a_query_spills_no_more_than_it_may(tmp_path: Path) -> None:
 
 
 @pytest.mark.guarantee(102)
-async def test_a_result_has_no_more_bytes_than_it_may(tmp_path: Path) -> None:
+async def test_the_bytes_of_a_result_are_bounded(tmp_path: Path) -> None:
     wide = "select repeat('x', 100000) from range(5000)"
     found = await run(tmp_path / "wide", wide, Bounds(result_bytes=1_000_000))
     assert (len(found.rows), found.truncated) == (9, True)
 
 
-async def test_a_statement_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+async def test_a_deeply_nested_statement_is_refused(tmp_path: Path) -> None:
     for deep in (
         "from " * 2 + "(from " * 2800 + "entries" + ")" * 2800,
         "select * from " + "(select * from " * 1200 + "entries" + ")" * 1200,
@@ -167,7 +167,7 @@ async def test_a_statement_that_is_nested_too_deeply_is_refused(tmp_path: Path) 
     ],
     ids=lambda bomb: f"{bomb[:18]}-{len(bomb)}",
 )
-async def test_what_a_parser_cannot_take_in_is_refused_elsewhere(tmp_path: Path, bomb: str) -> None:
+async def test_a_statement_that_exhausts_the_parser_is_refused(tmp_path: Path, bomb: str) -> None:
     """DuckDB's parser backtracks: its time and memory grow with the square, or exponentially."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
@@ -197,7 +197,7 @@ def test_no_statement_is_parsed_in_the_process_that_asks(tmp_path: Path) -> None
     assert said.stdout == "((1,),) False\n"
 
 
-async def test_values_are_what_json_has(tmp_path: Path) -> None:
+async def test_values_are_json_types(tmp_path: Path) -> None:
     found = await run(
         tmp_path / "q",
         "select cast('nan' as double), 1.50, date '2026-11-17', '\\x01'::blob, {'a': [1]}, "
@@ -208,7 +208,7 @@ async def test_values_are_what_json_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
-async def test_times_are_utc_wherever_a_query_runs(
+async def test_times_are_utc_in_any_time_zone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
 ) -> None:
     class Elsewhere(subprocess.Popen[bytes]):
@@ -233,7 +233,7 @@ async def test_times_are_utc_wherever_a_query_runs(
     )
 
 
-async def test_what_a_fork_has_from_another_thread_is_told_apart(tmp_path: Path) -> None:
+async def test_shared_entries_of_a_fork_are_marked(tmp_path: Path) -> None:
     kinds = ["reply", "fork", "reply", "fork", "reply"]
     again = [
         {"seq": seq, "kind": kind, "data": f'{{"seq": {seq - 1}}}'}
@@ -249,13 +249,13 @@ async def test_what_a_fork_has_from_another_thread_is_told_apart(tmp_path: Path)
 
 
 @pytest.mark.guarantee(102)
-async def test_rows_beyond_the_bound_are_said_to_be_there(tmp_path: Path) -> None:
+async def test_rows_beyond_the_bound_are_reported(tmp_path: Path) -> None:
     found = await run(tmp_path / "a", "select seq from entries", Bounds(rows=2))
     assert (len(found.rows), found.truncated) == (2, True)
     assert not (await run(tmp_path / "b", "select seq from entries", Bounds(rows=3))).truncated
 
 
-def test_only_what_a_statement_uses_is_wanted() -> None:
+def test_only_columns_that_a_statement_uses_are_read() -> None:
     def wants(sql: str) -> tuple[set[str], bool]:
         needs = check(sql)
         return set(needs.tables), needs.messages
@@ -292,13 +292,11 @@ def test_only_what_a_statement_uses_is_wanted() -> None:
         "select e.seq from entries e natural join (select 'hello' as text)",
     ],
 )
-async def test_messages_are_found_also_where_rows_are_named_as_a_whole(
-    tmp_path: Path, statement: str
-) -> None:
+async def test_whole_row_references_read_messages(tmp_path: Path, statement: str) -> None:
     assert len((await run(tmp_path / "q", statement)).rows) == 3
 
 
-def test_columns_that_nobody_names_count_where_a_pivot_goes_by_them() -> None:
+def test_a_pivot_reads_its_implicit_columns() -> None:
     assert check("select 1 from entries pivot (count(*) for kind in ('reply'))").messages
 
 
@@ -309,7 +307,7 @@ def test_a_column_that_was_not_read_is_not_silently_empty(tmp_path: Path) -> Non
             connection.execute("select text from entries")
 
 
-async def test_a_process_that_dies_within_a_line_is_a_query_that_is_refused(
+async def test_a_process_that_dies_within_a_line_refuses_its_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying = tmp_path / "dying.py"
@@ -325,7 +323,7 @@ async def test_a_process_that_dies_within_a_line_is_a_query_that_is_refused(
         await run(tmp_path / "q", "select 1")
 
 
-async def test_a_process_that_says_too_much_is_not_listened_to(
+async def test_the_output_of_a_query_process_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talking = tmp_path / "talking.py"
@@ -339,7 +337,7 @@ async def test_a_process_that_says_too_much_is_not_listened_to(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024  # KiB
 
 
-async def test_a_result_takes_no_more_memory_here_than_its_bound_says(tmp_path: Path) -> None:
+async def test_a_result_takes_bounded_memory_in_the_caller(tmp_path: Path) -> None:
     """A small object takes 30 times as much memory in Python as it has characters in JSON."""
     objects = "select list({'a': range}) from range(5000000) group by range // 1000"
     found = await run(tmp_path / "q", objects, Bounds(result_bytes=8 << 20))
@@ -348,7 +346,7 @@ async def test_a_result_takes_no_more_memory_here_than_its_bound_says(tmp_path: 
     assert 10_000 < count < (8 << 20) // 300
 
 
-async def test_long_values_are_cut_where_a_bound_says_so(tmp_path: Path) -> None:
+async def test_long_values_are_cut_at_their_bound(tmp_path: Path) -> None:
     long = "select repeat('x', 100), [1, 2, 3], range(100), 7, 'short'"
     found = await run(tmp_path / "q", long, Bounds(value_chars=10))
     assert found.rows == (("x" * 10, [1, 2, 3], "[0, 1, 2, ", 7, "short"),)

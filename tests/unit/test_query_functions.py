@@ -65,7 +65,7 @@ def test_every_function_of_duckdb_is_on_the_list_or_refused() -> None:
         assert check(f'from "{name}"(1)').tables == frozenset()
 
 
-def test_what_is_on_the_list_exists_and_is_listed_once() -> None:
+def test_every_listed_function_exists_and_is_listed_once() -> None:
     functions = {
         name.lower()
         for name in known("function_type in ('scalar', 'aggregate', 'macro', 'window')")
@@ -82,7 +82,7 @@ def test_what_is_on_the_list_exists_and_is_listed_once() -> None:
     assert types >= TYPES
 
 
-def test_no_function_on_the_list_reads_more_than_its_arguments() -> None:
+def test_no_listed_function_reads_more_than_its_arguments() -> None:
     assert not [name for name in FUNCTIONS | TABLE_FUNCTIONS if DANGEROUS.fullmatch(name)]
     varying = known("stability <> 'CONSISTENT' or has_side_effects")
     assert varying & FUNCTIONS <= VARYING
@@ -90,7 +90,7 @@ def test_no_function_on_the_list_reads_more_than_its_arguments() -> None:
     assert {"current_setting", "getvariable", "read_text", "query_table"} <= known()
 
 
-def test_macros_on_the_list_use_only_what_is_on_the_list() -> None:
+def test_listed_macros_use_only_listed_functions() -> None:
     macros = connection().execute(
         "select function_name, macro_definition from duckdb_functions() where function_type = 'macro'"
     )
@@ -197,7 +197,7 @@ def test_an_attack_is_refused_before_it_is_bound(attack: str) -> None:
         check(attack)
 
 
-def test_a_refusal_names_the_function_and_where_the_list_is() -> None:
+def test_a_refusal_names_the_function_and_the_list() -> None:
     with pytest.raises(QueryRefused, match=r"'current_setting' cannot be used .* docs/queries.md"):
         check("select current_setting('threads')")
 
@@ -238,7 +238,7 @@ SCOPES = [
 
 
 @pytest.mark.parametrize("statement", SCOPES)
-def test_what_is_in_scope_and_on_the_list_runs(tmp_path: Path, statement: str) -> None:
+def test_listed_functions_and_tables_in_scope_run(tmp_path: Path, statement: str) -> None:
     needs = check(statement)
     with views(tmp_path, needs.messages) as opened:
         opened.execute(statement).fetchall()

@@ -87,7 +87,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.guarantee(102)
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_statement_ends_with_the_process_that_asked_for_it(
+def test_a_statement_ends_with_its_parent_process(
     runs: tuple[subprocess.Popen[str], Path], how: signal.Signals
 ) -> None:
     process, folder = runs
@@ -111,7 +111,7 @@ def is_open_in(pid: int, folder: Path) -> bool:
     return any(each.is_relative_to(folder) for each in files)
 
 
-def test_what_a_killed_process_left_is_cleared_and_what_others_hold_is_not(
+def test_files_of_killed_processes_are_removed_and_files_of_others_kept(
     reads: tuple[subprocess.Popen[str], Path], temporary: Path
 ) -> None:
     process, folder = reads
@@ -128,7 +128,7 @@ def test_what_a_killed_process_left_is_cleared_and_what_others_hold_is_not(
     assert list(temporary.iterdir()) == []
 
 
-def test_only_folders_are_cleared(tmp_path: Path) -> None:
+def test_only_query_folders_are_removed(tmp_path: Path) -> None:
     (tmp_path / "of-a-person").mkdir()
     (tmp_path / f"{SCRATCH_PREFIX}link").symlink_to(tmp_path / "of-a-person")
     (tmp_path / f"{SCRATCH_PREFIX}file").write_text("x")
@@ -153,7 +153,7 @@ def test_the_kernel_bounds_parsing_and_then_the_statement(monkeypatch: pytest.Mo
 
 @pytest.mark.guarantee(102)
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
-async def test_a_query_that_is_cancelled_leaves_no_process_and_no_files(temporary: Path) -> None:
+async def test_a_cancelled_query_leaves_no_process_and_no_files(temporary: Path) -> None:
     async def ask() -> None:
         with make_scratch_folder() as folder:
             async with open_statement(ENDLESS, folder) as statement:

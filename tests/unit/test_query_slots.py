@@ -66,7 +66,7 @@ async def test_a_user_with_two_queries_leaves_slots_to_others() -> None:
         assert "bob" in asker.held
 
 
-async def test_a_free_slot_goes_to_the_user_who_runs_the_fewest() -> None:
+async def test_a_free_slot_goes_to_the_user_with_the_fewest_queries() -> None:
     async with asking() as asker:
         await asker.ask("ana", 2)
         await asker.ask("bob", 1)
@@ -80,7 +80,7 @@ async def test_a_free_slot_goes_to_the_user_who_runs_the_fewest() -> None:
         assert sorted(asker.held) == ["bob", "bob", "eve", "zoe"]
 
 
-async def test_who_waits_too_long_is_told_to_try_again() -> None:
+async def test_a_request_that_waits_too_long_is_asked_to_retry() -> None:
     slots = QuerySlots(0.05)
     async with slots.hold("ana"), slots.hold("ana"):
         started = time.monotonic()
@@ -98,7 +98,7 @@ async def test_who_waits_too_long_is_told_to_try_again() -> None:
         pass
 
 
-async def test_few_requests_of_a_user_wait_at_a_time() -> None:
+async def test_waiting_requests_of_a_user_are_bounded() -> None:
     async with asking() as asker:
         await asker.ask("ana", RUNNING_PER_USER_MAX + WAITING_PER_USER_MAX + 1)
         assert asker.tasks[-1].done()
@@ -106,7 +106,7 @@ async def test_few_requests_of_a_user_wait_at_a_time() -> None:
             await asker.tasks.pop()
 
 
-async def test_a_slot_that_comes_as_its_waiter_gives_up_is_not_lost() -> None:
+async def test_a_slot_granted_to_a_cancelled_waiter_is_not_lost() -> None:
     async with asking() as asker:
         await asker.ask("ana", 3)
         # Both at once: the slot is handed out before the one who waits for it has noticed its end.

@@ -25,9 +25,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=400)
 
 @pytest.mark.guarantee(59)
 @given(texts, st.integers(110, 300))
-def test_every_text_can_be_paged_through_whole_characters_and_within_the_bound(
-    text: str, bytes_max: int
-) -> None:
+def test_any_text_is_paged_by_whole_characters_within_the_bound(text: str, bytes_max: int) -> None:
     read, offset = "", 0
     for _ in range(len(text) + 1):
         page = excerpt(text, offset=offset, bytes_max=bytes_max)
@@ -42,7 +40,7 @@ def test_every_text_can_be_paged_through_whole_characters_and_within_the_bound(
     assert read == text
 
 
-def test_an_offset_within_a_character_begins_with_that_character() -> None:
+def test_an_offset_within_a_character_starts_at_that_character() -> None:
     assert excerpt("aé", offset=2, bytes_max=100) == "é"
     assert excerpt("abc", offset=-5, bytes_max=100) == "abc"
     assert excerpt("abc", offset=99, bytes_max=100) == ""
@@ -61,20 +59,20 @@ def test_lines_are_found_in_any_case_with_the_offset_to_read_on_from() -> None:
     assert grep(text, "no such text", bytes_max=1000) == ""
 
 
-def test_a_star_stands_for_anything_in_a_line_and_an_escaped_one_for_itself() -> None:
+def test_a_star_matches_anything_and_an_escaped_one_itself() -> None:
     text = "GET /a 200\nGET /b 500\nPOST /b\n500 * 2"
     assert grep(text, "get*500", bytes_max=1000) == "offset 11: GET /b 500"
     assert grep(text, "500 \\* 2", bytes_max=1000) == "offset 30: 500 * 2"
     assert grep(text, "post*500", bytes_max=1000) == ""
 
 
-def test_letters_that_change_their_length_do_not_move_the_offsets() -> None:
+def test_case_folding_does_not_shift_offsets() -> None:
     sigma, final = "\u03a3", "\u03c2"
     found = grep(f"\u0130\u0130\u0130\nKA{sigma} here", f"ka{final}", bytes_max=1000)
     assert found == f"offset 7: KA{sigma} here"
 
 
-def test_of_a_long_line_the_match_is_shown_with_what_is_around_it() -> None:
+def test_a_match_in_a_long_line_is_shown_with_its_surroundings() -> None:
     text = "x" * 5000 + " needle " + "y" * 5000
     [line] = grep(text, "needle", bytes_max=2000).splitlines()
     assert line.startswith("offset 4901: …x")
@@ -90,7 +88,7 @@ def test_more_matches_than_fit_are_counted() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "*", "***", "a\nb", "a" * (PATTERN_CHARS_MAX + 1)])
-def test_a_pattern_that_cannot_be_searched_for_is_refused_with_the_remedy(pattern: str) -> None:
+def test_an_invalid_pattern_is_refused_with_a_remedy(pattern: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
         grep("some text", pattern, bytes_max=100)
 
@@ -157,7 +155,7 @@ def arguments_in(hint: str) -> dict[str, object]:
 
 @pytest.mark.guarantee(59)
 @pytest.mark.usefixtures("small_bounds")
-async def test_a_range_without_a_match_is_read_up_to_the_bound_and_goes_on_where_it_ended() -> None:
+async def test_a_search_without_a_match_stops_at_the_bound_and_can_continue() -> None:
     journalled = Journalled()
     for _ in range(20):
         await journalled.add("nothing here " * 1000)
@@ -178,7 +176,7 @@ async def test_a_range_without_a_match_is_read_up_to_the_bound_and_goes_on_where
 
 
 @pytest.mark.usefixtures("small_bounds")
-async def test_an_entry_over_the_bound_does_not_hide_those_after_it() -> None:
+async def test_an_oversized_entry_does_not_hide_later_ones() -> None:
     journalled = Journalled()
     await journalled.add("needle " + "abc " * 20_000)
     await journalled.add("needle", Kind.MESSAGE)
@@ -191,7 +189,7 @@ async def test_an_entry_over_the_bound_does_not_hide_those_after_it() -> None:
 
 @pytest.mark.guarantee(59)
 @pytest.mark.usefixtures("small_bounds")
-async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_look_on() -> None:
+async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_continue() -> None:
     journalled = Journalled()
     await journalled.add("the needle", Kind.MESSAGE)
     for _ in range(200):
@@ -211,7 +209,7 @@ async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_look_on()
         await recall(ref="deadbeef")
 
 
-async def test_a_ref_that_several_entries_share_is_told_with_their_seqs() -> None:
+async def test_a_ref_shared_by_several_entries_is_shown_with_their_seqs() -> None:
     journalled = Journalled()
     messages = [Message(role="user", text=f"{n} " + "long " * 300) for n in range(3)]
     await journalled.take(
@@ -224,7 +222,7 @@ async def test_a_ref_that_several_entries_share_is_told_with_their_seqs() -> Non
 
 
 @pytest.mark.guarantee(59)
-async def test_all_that_compaction_left_out_is_found_by_the_tool_itself() -> None:
+async def test_recall_finds_everything_that_compaction_omitted() -> None:
     """By what the context shows: the beginning of a thing to search for, or the seq of its line."""
     story = transcript("recalled", "ops")
     journalled = Journalled()

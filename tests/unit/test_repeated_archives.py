@@ -90,7 +90,7 @@ async def test_a_sweep_of_a_thread_revived_without_an_older_snapshot_is_complete
     assert (await again.archived(7)).entries == 22
 
 
-async def test_who_sent_a_message_is_in_the_archive_and_in_a_revived_journal() -> None:
+async def test_the_sender_of_a_message_is_in_the_archive_and_in_a_revived_journal() -> None:
     life = Life(PackStore(MemoryBlobStore()))
     entry = build_entry(1, Kind.MESSAGE, Message(role="user", text="hello"), NOW_MS)
     await life.add(dataclasses.replace(entry, data={"by": "ann"}))
@@ -102,7 +102,7 @@ async def test_who_sent_a_message_is_in_the_archive_and_in_a_revived_journal() -
     assert message.text == "hello"
 
 
-async def test_an_archive_is_the_newest_also_if_another_clock_was_ahead() -> None:
+async def test_a_new_archive_is_the_newest_even_if_another_clock_was_ahead() -> None:
     ahead = manifests.new_archive_id(NOW_MS + 300_000, b"\xff\xff\xff\xff")
     later = manifests.next_archive_id([ahead], NOW_MS, b"\x00\x00\x00\x00")
     assert later > ahead

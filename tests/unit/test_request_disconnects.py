@@ -33,7 +33,7 @@ async def test_work_is_cancelled_when_its_client_disconnects() -> None:
     assert ended.is_set()
 
 
-async def test_what_work_returns_or_raises_is_passed_on() -> None:
+async def test_results_and_errors_of_the_work_are_passed_on() -> None:
     messages: asyncio.Queue[dict[str, str]] = asyncio.Queue()
 
     async def fail() -> None:

@@ -42,7 +42,7 @@ PAGES = [
 
 @pytest.mark.parametrize("action", ["fork", "revive"])
 @pytest.mark.parametrize("new_id", NO_IDS, ids=ascii)
-async def test_no_thread_gets_an_id_that_no_request_can_name(action: str, new_id: str) -> None:
+async def test_every_accepted_thread_id_fits_into_a_request(action: str, new_id: str) -> None:
     async with open_http_client() as client:
         body = json.dumps({"seq": 1, "new_id": new_id})
         answer = await client.post(f"/api/v1/threads/a/{action}", content=body, headers=JSON)
@@ -54,7 +54,7 @@ async def test_no_thread_gets_an_id_that_no_request_can_name(action: str, new_id
 
 
 @pytest.mark.parametrize("new_id", ["ops 7/ü", "😀" * 250, "x" * ID_BYTES_MAX])
-async def test_an_id_that_is_taken_can_be_named(new_id: str) -> None:
+async def test_an_existing_id_can_be_requested(new_id: str) -> None:
     async with open_http_client() as client:
         body = {"seq": 1, "new_id": new_id}
         fork = await client.post("/api/v1/threads/a/fork", json=body)
@@ -65,7 +65,7 @@ async def test_an_id_that_is_taken_can_be_named(new_id: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-async def test_pages_take_the_ids_that_the_api_takes(page: str) -> None:
+async def test_pages_accept_the_ids_that_the_api_accepts(page: str) -> None:
     async with open_http_client() as client:
         for wrong in (quote("😀" * 251), "x" * 1001):
             answer = await client.get(page.format(wrong), headers={"accept": "text/html"})
@@ -113,7 +113,7 @@ async def test_a_page_finds_the_thread_of_its_path(
 
 
 @pytest.mark.parametrize("run", ["zzz", "a" * 5000, "%00"])
-async def test_a_run_that_is_none_is_asked_of_nobody(run: str) -> None:
+async def test_an_invalid_run_id_makes_no_request(run: str) -> None:
     async with open_http_client() as client:
         assert (await client.get(f"/fragments/runs?id=a&run={run}")).status_code == 422
 
@@ -137,7 +137,7 @@ LIMITS = "/api/v1/threads/a/limits"
     ],
     ids=["numbers", "texts", "names", "values", "nested names"],
 )
-async def test_a_list_without_end_is_refused_at_once(path: str, body: bytes) -> None:
+async def test_an_endless_list_is_refused_at_once(path: str, body: bytes) -> None:
     async with open_http_client() as client:
         await client.get("/healthz")
         began = time.monotonic()
@@ -148,7 +148,7 @@ async def test_a_list_without_end_is_refused_at_once(path: str, body: bytes) -> 
     assert time.monotonic() - began < 10
 
 
-async def test_as_many_as_may_be_named_are_taken() -> None:
+async def test_the_most_values_allowed_are_accepted() -> None:
     async with open_http_client() as client:
         fits = await client.post("/api/v1/query", json={"sql": "select 1", "threads": ["a"] * 200})
         more = await client.post("/api/v1/query", json={"sql": "select 1", "threads": ["a"] * 201})

@@ -176,7 +176,7 @@ def test_objects_that_were_read_ahead_from_the_store_are_misses() -> None:
     assert harness.resume[f"{RESUME}.cache.hits"] == 1
 
 
-def test_a_query_after_a_crash_is_a_resume_by_a_crash_that_served_a_query() -> None:
+def test_a_query_after_a_crash_is_a_resume_by_crash() -> None:
     harness = new_harness()
     harness.activate(REPLAYED)
     harness.activate(QUERY)
@@ -216,7 +216,7 @@ def test_the_cause_is_the_same_whatever_the_resume_served(
     assert (harness.resume[f"{RESUME}.cause"], harness.resume[f"{RESUME}.end"]) == (cause, end)
 
 
-def test_a_query_of_a_thread_that_this_worker_dropped_is_a_resume_by_an_eviction() -> None:
+def test_a_query_of_an_evicted_thread_is_a_resume_by_eviction() -> None:
     first = new_harness()
     first.activate(REPLAYED, replaying=False)
     first.activate(EVICTION)
@@ -291,7 +291,7 @@ async def test_a_worker_is_lost_if_its_queue_still_has_pollers() -> None:
     assert server.asked == ["killed", "stopped", "unknown"]  # Each once, however many threads ask.
 
 
-async def test_a_worker_whose_queue_no_event_names_is_lost_if_it_is_listed_as_running() -> None:
+async def test_a_worker_without_a_known_queue_is_lost_if_it_is_listed_as_running() -> None:
     running, stopping = (
         WorkerStatus.WORKER_STATUS_RUNNING,
         WorkerStatus.WORKER_STATUS_SHUTTING_DOWN,

@@ -15,17 +15,17 @@ from tests.support.sample_payloads import noise, payload, text
 @pytest.mark.parametrize(
     ("written", "seconds"), [("90s", 90), ("30m", 1800), ("6h", 21600), ("1.5d", 129600)]
 )
-def test_times_are_read_as_people_write_them(written: str, seconds: float) -> None:
+def test_durations_are_parsed(written: str, seconds: float) -> None:
     assert parse_seconds(written) == seconds
 
 
 @pytest.mark.parametrize("written", ["", "6", "h", "-1d", "6 h", "1w", "nan", "1e3s"])
-def test_what_is_not_a_duration_is_refused(written: str) -> None:
+def test_an_invalid_duration_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_seconds(written)
 
 
-def test_a_retention_is_written_in_one_line() -> None:
+def test_a_retention_is_parsed_from_one_line() -> None:
     assert parse_retention("") == Retention()
     assert parse_retention("journal=2d, archive=never") == Retention(journal_seconds=172_800)
     assert parse_retention("archive=1h,quarantine=2d") == Retention(
@@ -34,19 +34,19 @@ def test_a_retention_is_written_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("written", ["payload", "other=1d", "payload=never", "journal=-1d"])
-def test_a_retention_that_is_not_understood_is_refused(written: str) -> None:
+def test_an_invalid_retention_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="write"):
         parse_retention(written)
 
 
-def test_a_quarantine_is_longer_than_an_encoder_may_name_a_pack() -> None:
+def test_a_quarantine_outlasts_an_encoders_references() -> None:
     assert not Retention().find_problem()
     assert QUARANTINE_SECONDS_MIN > limits.ENCODER_PACK_SECONDS_MAX
     assert Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN - 1).find_problem()
     assert not Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN).find_problem()
 
 
-def test_a_pack_that_is_named_again_and_again_is_written_again_within_a_day() -> None:
+def test_a_pack_in_continuous_use_is_rewritten_within_a_day() -> None:
     memory = ThreadMemory()
     data = text(20_000)
     now = 0.0
@@ -63,7 +63,7 @@ def test_a_pack_that_is_named_again_and_again_is_written_again_within_a_day() ->
     assert written == 2
 
 
-async def test_a_pack_with_no_bytes_of_its_own_is_written_again_within_a_day() -> None:
+async def test_a_pack_without_own_bytes_is_rewritten_within_a_day() -> None:
     store, now, stored_at = MemoryBlobStore(), 0.0, dict[str, float]()
     put = store.put
 

@@ -129,7 +129,7 @@ def opened(s3: FakeS3) -> BlobStore:
     return open_store(f"s3://bucket/p?endpoint={s3.endpoint}")
 
 
-async def test_a_slow_store_takes_an_object_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repeated_put_to_a_slow_store_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the two requests has the time of one."""
     monkeypatch.setattr(buckets, "_ANSWER_SECONDS_MAX", 1.0)
     client = FakeClient(0.6)
@@ -180,7 +180,7 @@ async def test_objects_are_written_where_the_condition_is_disabled(
     [Answer(400, "InvalidArgument"), Answer(400), Answer(405, "MethodNotAllowed"), Answer(501)],
     ids=["400", "400 without a code", "405", "501"],
 )
-async def test_a_server_that_refuses_the_condition_is_asked_once(
+async def test_a_server_that_refuses_the_condition_is_tried_once(
     s3: FakeS3, answer: Answer
 ) -> None:
     store = opened(s3)
@@ -190,7 +190,7 @@ async def test_a_server_that_refuses_the_condition_is_asked_once(
     assert s3.requests == [CONDITIONAL, PLAIN, PLAIN]
 
 
-async def test_a_server_that_refuses_the_plain_put_too_is_asked_again(s3: FakeS3) -> None:
+async def test_a_server_that_refuses_the_plain_put_too_is_tried_again(s3: FakeS3) -> None:
     """The 400 was not for the condition."""
     store = opened(s3)
     s3.script = [Answer(400, "InvalidRequest")]
@@ -203,9 +203,7 @@ async def test_a_server_that_refuses_the_plain_put_too_is_asked_again(s3: FakeS3
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "RequestTimeout"])
-async def test_a_refusal_for_another_reason_does_not_end_the_condition(
-    s3: FakeS3, code: str
-) -> None:
+async def test_a_refusal_for_another_reason_keeps_the_condition(s3: FakeS3, code: str) -> None:
     store = opened(s3)
     s3.script = [Answer(400, code)]
     with pytest.raises(StoreUnavailable, match=code):
@@ -238,7 +236,7 @@ class LosingStore(MemoryBlobStore):
         return is_new
 
 
-async def test_a_lost_answer_is_remembered_after_many_that_never_mattered() -> None:
+async def test_a_lost_answer_is_remembered_after_many_others() -> None:
     """The oldest are forgotten, so that a thousand failed PUTs do not use up the memory of them."""
     store = LosingStore()
     packs = PackStore(store)

@@ -27,7 +27,7 @@ def none_off(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_this_version_of_the_sdk_has_all_that_is_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_installed_sdk_has_every_private_api_in_use(caplog: pytest.LogCaptureFixture) -> None:
     EverlongPlugin(store="memory:")
     assert sdk_internals._off == set()
     assert warnings_of(caplog) == []
@@ -60,7 +60,7 @@ def test_a_worker_without_a_bridge_loses_eviction_only(caplog: pytest.LogCapture
     sdk_internals._off.clear()
 
 
-def test_a_worker_that_has_ended_keeps_the_feature_on() -> None:
+def test_an_ended_worker_keeps_the_feature_on() -> None:
     def request(run_id: str) -> None:
         raise AttributeError("'NoneType' object has no attribute 'request_workflow_eviction'")
 
@@ -70,7 +70,7 @@ def test_a_worker_that_has_ended_keeps_the_feature_on() -> None:
     assert sdk_internals.is_on(sdk_internals.EVICTION)
 
 
-def test_an_api_that_breaks_at_its_use_costs_its_feature_and_one_warning(
+def test_an_api_that_fails_in_use_costs_its_feature_and_one_warning(
     none_off: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sdk_internals.probe()
@@ -80,7 +80,7 @@ def test_an_api_that_breaks_at_its_use_costs_its_feature_and_one_warning(
     sdk_internals._off.clear()
 
 
-def test_runners_stay_as_they_are_without_the_hooks(none_off: pytest.MonkeyPatch) -> None:
+def test_runners_stay_unchanged_without_hooks(none_off: pytest.MonkeyPatch) -> None:
     none_off.setattr(sdk_internals, "_off", {sdk_internals.HOOKS, sdk_internals.PASSTHROUGH})
     for runner in (SandboxedWorkflowRunner(), UnsandboxedWorkflowRunner()):
         assert install_hooks(pass_package_through(runner), None) is runner
@@ -165,7 +165,7 @@ def own_names() -> set[str]:
     return own
 
 
-def test_only_one_module_touches_what_the_sdk_keeps_private() -> None:
+def test_only_one_module_uses_private_sdk_apis() -> None:
     own = own_names()
     violations = {
         path.relative_to(ROOT).as_posix(): uses
@@ -186,5 +186,5 @@ def test_only_one_module_touches_what_the_sdk_keeps_private() -> None:
         "importlib.import_module('temporalio.bridge.worker')",
     ],
 )
-def test_the_rule_sees_each_way_to_a_private_name(source: str) -> None:
+def test_the_rule_detects_every_access_to_a_private_name(source: str) -> None:
     assert len(private_uses(source, own_names())) >= 1

@@ -72,13 +72,13 @@ async def paces(watch: AttributeWatch, times: int) -> Sequence[float | None]:
     return [await watch.ask() for _ in range(times)]
 
 
-async def test_attributes_that_are_there_take_one_call() -> None:
+async def test_existing_attributes_take_one_call() -> None:
     watch, found = watch_of(ALL)
     await watch.run(await watch.ask())
     assert (found, watch.calls) == (["ours"], 1)
 
 
-async def test_failed_calls_are_repeated_until_the_answer_is_known(
+async def test_failed_calls_are_retried_until_the_answer_is_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(search_attributes, "RETRY_SECONDS", 0.001)
@@ -89,7 +89,7 @@ async def test_failed_calls_are_repeated_until_the_answer_is_known(
     assert len(caplog.records) == 1, "a warning for the first failure alone"
 
 
-async def test_a_server_that_keeps_failing_is_asked_ever_less_often() -> None:
+async def test_calls_to_a_failing_server_back_off() -> None:
     watch, found = watch_of(DOWN)
     asked = await paces(watch, 12)
     assert asked[:4] == [1, 2, 4, 8]
@@ -97,7 +97,7 @@ async def test_a_server_that_keeps_failing_is_asked_ever_less_often() -> None:
     assert found == []
 
 
-async def test_missing_attributes_are_asked_for_at_a_slow_pace_and_warned_of_once(
+async def test_missing_attributes_are_checked_slowly_and_warned_about_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch, found = watch_of(NONE)
@@ -116,7 +116,7 @@ async def test_an_attribute_of_another_type_counts_as_missing() -> None:
     assert found == ["ours"]
 
 
-async def test_programs_that_start_threads_ask_once_for_all_of_them() -> None:
+async def test_programs_that_start_threads_check_once() -> None:
     operator = Operator(ALL)
     client = client_of(operator)
     assert all(await asyncio.gather(*(has_attributes(client) for _ in range(100))))
@@ -125,7 +125,7 @@ async def test_programs_that_start_threads_ask_once_for_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("answer", [DOWN, NONE, RuntimeError("cannot connect")])
-async def test_programs_ask_again_a_minute_after_another_answer(
+async def test_programs_check_again_a_minute_after_another_answer(
     answer: ListSearchAttributesResponse | Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = Operator(answer, ALL)

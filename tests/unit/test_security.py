@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "origin", ["http://[x", "http://a:b", "http://", "x", "http://u@127.0.0.1"]
 )
-async def test_an_origin_that_is_none_is_not_ours(origin: str) -> None:
+async def test_an_invalid_origin_is_foreign(origin: str) -> None:
     async with open_http_client() as client:
         answer = await client.post(PAUSE, json={}, headers={"origin": origin})
     assert answer.status_code == 403
@@ -79,7 +79,7 @@ async def test_behind_a_proxy_host_and_port_are_compared(
 
 
 @pytest.mark.parametrize("hosts", ["https://ops.example.org", "a:b", "a/b", "[::", "me@a"])
-async def test_a_host_that_is_none_is_refused_at_the_start(hosts: str) -> None:
+async def test_an_invalid_host_is_refused_at_the_start(hosts: str) -> None:
     with pytest.raises(ConfigError, match="EVERLONG_HOSTS"):
         behind(hosts)
     assert parse_netloc(hosts) is None
@@ -96,7 +96,7 @@ async def test_a_host_that_is_none_is_refused_at_the_start(hosts: str) -> None:
         ("POST", "/default/encode"),
     ],
 )
-async def test_a_wrong_token_waits_wherever_it_is_tried(
+async def test_a_wrong_token_is_delayed_on_every_route(
     method: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[bool] = []
@@ -137,9 +137,7 @@ async def test_cookies_of_other_programs_do_not_end_a_session(other: str) -> Non
 @pytest.mark.parametrize(
     ("origin", "is_secure"), [("https://ops.example.org", True), ("http://ops.example.org", False)]
 )
-async def test_a_cookie_is_for_https_alone_where_the_browser_speaks_it_to_a_proxy(
-    origin: str, is_secure: bool
-) -> None:
+async def test_a_cookie_is_secure_behind_an_https_proxy(origin: str, is_secure: bool) -> None:
     credentials = {"token": TOKENS[Role.VIEWER]}
     headers = {"origin": origin}
     async with open_http_client(access=ROLES, host="http://ops.example.org") as client:
@@ -154,7 +152,7 @@ async def test_a_cookie_is_for_https_alone_where_the_browser_speaks_it_to_a_prox
     "wanted",
     ["/threads/?id=ops%207", "/threads/a%2Fb", "/?text=50%25&status=held", "/threads/%C3%BC?x=%26"],
 )
-async def test_a_login_leads_to_what_was_asked_for_with_its_query(wanted: str) -> None:
+async def test_a_login_redirects_to_the_requested_page_with_its_query(wanted: str) -> None:
     async with open_http_client(access=ROLES) as client:
         asked = await client.get(wanted, headers={"accept": "text/html"})
         assert asked.status_code == 303
@@ -165,7 +163,7 @@ async def test_a_login_leads_to_what_was_asked_for_with_its_query(wanted: str) -
 
 
 @pytest.mark.guarantee(91)
-async def test_no_page_is_shown_to_nobody_also_if_the_door_is_open() -> None:
+async def test_no_page_is_shown_to_an_anonymous_user() -> None:
     app = FastAPI()
     app.include_router(create_pages_router(make_context()))
     transport = httpx.ASGITransport(app)
@@ -179,7 +177,7 @@ async def test_no_page_is_shown_to_nobody_also_if_the_door_is_open() -> None:
 
 
 @pytest.mark.parametrize("host", ["a/login?", "127.0.0.1:1/login?", "a/static/x?"])
-async def test_a_host_that_looks_like_a_path_opens_no_door(host: str) -> None:
+async def test_a_host_that_looks_like_a_path_is_rejected(host: str) -> None:
     async with open_http_client(access=ROLES) as client:
         for path in ("/", "/fleet", "/fragments/threads", "/api/v1/threads"):
             answer = await client.get(path, headers={"host": host})

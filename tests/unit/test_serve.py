@@ -61,21 +61,21 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
 
 @pytest.mark.guarantee(91)
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip"])
-async def test_nobody_becomes_a_proxy_by_a_header(serving: Serving, header: str) -> None:
+async def test_a_header_makes_no_client_a_proxy(serving: Serving, header: str) -> None:
     told = {**MALLORY, header: f"for={PROXY}" if header == "forwarded" else PROXY}
     async with serving.client() as client:
         answer = await client.get("/api/v1/session", headers=told)
     assert answer.status_code == 401
 
 
-async def test_a_proxy_is_believed_whomever_it_passes_on(serving: Serving) -> None:
+async def test_a_trusted_proxy_may_forward_any_user(serving: Serving) -> None:
     async with serving.client(PROXY) as client:
         told = {**MALLORY, "x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
         answer = await client.get("/api/v1/session", headers=told)
     assert (answer.json()["name"], answer.json()["via"]) == ("mallory", "proxy")
 
 
-async def test_a_websocket_is_no_error_of_the_server(serving: Serving) -> None:
+async def test_a_websocket_request_is_no_server_error(serving: Serving) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
     with contextlib.closing(writer):
         writer.write(
@@ -96,7 +96,7 @@ async def logged(serving: Serving, line: str) -> None:
 
 
 @pytest.mark.guarantee(94)
-async def test_each_request_is_a_line_of_the_log_and_holds_nothing(serving: Serving) -> None:
+async def test_each_request_is_one_log_line_without_content(serving: Serving) -> None:
     async with serving.client() as client:
         await client.get("/api/v1/query?x=secret", headers=BEARER)
         await client.get("/api/v1/threads/secret-id", headers=BEARER)

@@ -75,7 +75,7 @@ async def size_of(client: httpx.AsyncClient, body: object) -> tuple[int, int]:
 
 
 @pytest.mark.guarantee(88)
-async def test_forged_packs_take_no_more_than_the_servers_bounds(
+async def test_forged_packs_stay_within_the_servers_bounds(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:
     root = serving.root
@@ -98,7 +98,7 @@ async def test_forged_packs_take_no_more_than_the_servers_bounds(
 
 
 @pytest.mark.guarantee(88)
-async def test_many_requests_at_once_take_no_more_either(
+async def test_concurrent_requests_stay_within_the_servers_bounds(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:
     small = as_json(refs(forged_packs.one_frame(serving.root, 6 * MIB)))
@@ -112,7 +112,7 @@ async def test_many_requests_at_once_take_no_more_either(
     assert serving.peak_bytes < PEAK_BYTES_MAX
 
 
-async def test_clients_that_do_not_read_their_answers_take_no_more(serving: Serving) -> None:
+async def test_clients_that_do_not_read_stay_within_the_servers_bounds(serving: Serving) -> None:
     body = httpx.Request(
         "POST",
         serving.url,
@@ -138,7 +138,7 @@ async def test_clients_that_do_not_read_their_answers_take_no_more(serving: Serv
     assert serving.peak_bytes < PEAK_BYTES_MAX
 
 
-async def test_what_the_encoder_wrote_is_read_back_beside_all_that(
+async def test_encoder_output_is_served_under_attack(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:
     codec = EverlongCodec(open_store(serving.root.as_uri()))
@@ -149,7 +149,7 @@ async def test_what_the_encoder_wrote_is_read_back_beside_all_that(
     assert serving.peak_bytes < PEAK_BYTES_MAX
 
 
-async def test_strangers_send_no_more_than_a_login_has(serving: Serving) -> None:
+async def test_unauthenticated_bodies_are_limited_to_a_login(serving: Serving) -> None:
     headers = {"origin": serving.url, "content-type": "application/x-www-form-urlencoded"}
     sent = 0
 

@@ -20,7 +20,7 @@ def payload(size: int) -> Payload:
     return Payload(metadata={"encoding": b"binary/plain"}, data=b"x" * size)
 
 
-def test_results_and_signals_are_counted_and_arguments_and_queries_are_not() -> None:
+def test_results_and_signals_count_but_arguments_and_queries_do_not() -> None:
     activation = WorkflowActivation()
     activation.jobs.add().initialize_workflow.arguments.append(payload(10_000))
     activation.jobs.add().resolve_activity.result.completed.result.CopyFrom(payload(100))
@@ -69,7 +69,7 @@ def test_an_update_counts_once_it_is_accepted() -> None:
         (10, limits.MIB - 1, False, limits.MIB - 1, False),
     ],
 )
-def test_any_bound_of_the_policy_is_enough(
+def test_any_bound_of_the_policy_ends_a_run(
     monkeypatch: pytest.MonkeyPatch,
     events: int,
     history_bytes: int,

@@ -23,7 +23,7 @@ def thread(size_bytes: int, last: PublishedSize | None, **fields: object) -> Thr
     return dataclasses.replace(state, **fields)  # type: ignore[arg-type]
 
 
-def test_a_thread_that_has_stored_nothing_is_not_told_of() -> None:
+def test_the_size_of_an_empty_thread_is_not_published() -> None:
     assert not visibility.is_size_due(thread(0, None), 0, waits=True)
     assert visibility.is_size_due(thread(1, None), 0, waits=False)
 
@@ -38,12 +38,12 @@ def test_a_thread_that_has_stored_nothing_is_not_told_of() -> None:
         (13 * MIB, 1, True),  # By a quarter and more.
     ],
 )
-def test_a_size_is_told_when_it_has_changed_enough(size_bytes: int, now_ms: int, due: bool) -> None:
+def test_a_size_is_published_after_enough_change(size_bytes: int, now_ms: int, due: bool) -> None:
     last = PublishedSize(ms=0, thread_bytes=10 * MIB)
     assert visibility.is_size_due(thread(size_bytes, last), now_ms, waits=False) == due
 
 
-def test_a_small_thread_is_not_told_of_at_every_step() -> None:
+def test_the_size_of_a_small_thread_is_not_published_at_every_step() -> None:
     state = thread(1000, PublishedSize(ms=0, thread_bytes=1000))
     told = 0
     for step in range(200):
@@ -57,7 +57,7 @@ def test_a_small_thread_is_not_told_of_at_every_step() -> None:
     assert told == 13  # Of 200 steps, 2.3 MiB in all.
 
 
-def test_rest_is_told_of_once_and_is_no_growth() -> None:
+def test_idleness_is_published_once_and_is_no_growth() -> None:
     state = thread(2 * MIB, PublishedSize(ms=0, thread_bytes=MIB), rested=True, trend=((0, MIB),))
     assert visibility.is_size_due(state, 1000, waits=False)
     assert visibility.compute_growth(state, 1000) == 0
@@ -65,7 +65,7 @@ def test_rest_is_told_of_once_and_is_no_growth() -> None:
     assert not visibility.is_size_due(state, 2000, waits=False)
 
 
-def test_growth_is_what_has_come_since_and_never_what_was_there_before() -> None:
+def test_growth_counts_only_new_bytes() -> None:
     assert visibility.compute_growth(thread(2 * 1024 * MIB, None), 5000) == 0
     trend = ((0, 10 * MIB),)
     assert visibility.compute_growth(thread(12 * MIB, None, trend=trend), HOUR_MS // 2) == 4 * MIB
@@ -75,7 +75,7 @@ def test_growth_is_what_has_come_since_and_never_what_was_there_before() -> None
 
 @pytest.mark.parametrize("rested", [False, True])
 @pytest.mark.parametrize("age_ms", [0, 5_000, 61_000, 599_000, 1_800_000, 5 * HOUR_MS])
-def test_the_metric_and_the_list_say_the_same_growth(
+def test_metric_and_list_agree_on_growth(
     age_ms: int, rested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = 1_000_000 * 60_000
@@ -93,7 +93,7 @@ def test_the_metric_and_the_list_say_the_same_growth(
     ("before_ms", "now_ms", "due"),
     [(0, 100, True), (100, 190, False), (100, 201, True), (100, 49, True), (100, 0, False)],
 )
-def test_a_resume_is_told_of_when_it_took_half_or_double(
+def test_a_resume_time_is_published_when_it_halves_or_doubles(
     before_ms: float, now_ms: float, due: bool
 ) -> None:
     last = PublishedSize(ms=0, thread_bytes=MIB, resume_ms=before_ms)
@@ -120,7 +120,7 @@ def steps(number: int, size_bytes: int = MIB, **fields: object) -> ThreadState:
         (steps(100, MIB + MIB // 4), False, True),
     ],
 )
-def test_steps_waits_and_ends_are_told_of(state: ThreadState, waits: bool, due: bool) -> None:
+def test_steps_waits_and_ends_are_published(state: ThreadState, waits: bool, due: bool) -> None:
     assert visibility.is_size_due(state, 1, waits=waits) == due
 
 
@@ -134,7 +134,7 @@ def test_growth_is_right_however_often_cards_are_written() -> None:
         state = dataclasses.replace(state, trend=visibility.build_trend(state, now_ms))
 
 
-def test_a_trend_is_of_the_whole_life_and_bounded() -> None:
+def test_a_trend_covers_the_whole_life_within_a_bound() -> None:
     state = thread(0, None)
     for now_ms in range(0, 1_000_000, 1_000):
         counters = Counters(written_bytes=now_ms)
@@ -162,7 +162,7 @@ def test_samples_are_spread_over_the_journal_and_bounded() -> None:
             assert last_seq - seqs[-1] <= last_seq / 59
 
 
-def test_only_what_says_how_the_thread_was_is_a_point() -> None:
+def test_only_size_samples_become_points() -> None:
     before = Entry(seq=1, kind=Kind.REPLY, time_ms=1, size_bytes=2, body={})
     [point] = extract_points([before, reply(2, 4096)])
     assert (point.seq, point.step, point.stored_bytes, point.resume_ms) == (2, 1, 4096, 1.5)
@@ -177,7 +177,7 @@ def test_thinning_keeps_the_newest_and_the_order() -> None:
     assert [each.seq for each in thin] == sorted(each.seq for each in thin)
 
 
-def test_of_a_fork_only_its_own_points_count() -> None:
+def test_a_fork_counts_only_its_own_points() -> None:
     points = extract_points(reply(seq) for seq in (2, 4, 6))
     forked = extract_points(
         [dataclasses.replace(reply(1), seq=8), dataclasses.replace(reply(2), seq=9)]
@@ -187,6 +187,6 @@ def test_of_a_fork_only_its_own_points_count() -> None:
     assert [each.seq for each in drop_parent_points([*points, *forked])] == [8, 9]
 
 
-def test_one_point_is_the_least() -> None:
+def test_at_least_one_point_is_kept() -> None:
     points = extract_points(reply(seq) for seq in range(1, 101))
     assert thin_points(points, 1) == points[-1:]

@@ -73,7 +73,7 @@ def test_a_span_that_is_emitted_again_is_the_same_span() -> None:
     assert first.spans.context_for("run-1", "invoke_agent ops", "7").span_id == one.context.span_id
 
 
-def test_what_happens_more_than_once_has_an_id_of_its_own_each_time() -> None:
+def test_each_repeated_event_has_its_own_span_id() -> None:
     telemetry, seen = recording()
     for _ in range(3):
         telemetry.spans.start("everlong.resume", {}, run_id="run-1").end()
@@ -108,7 +108,7 @@ def test_a_teams_own_spans_keep_their_random_ids() -> None:
 
 @pytest.mark.guarantee(81)
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
-def test_a_run_is_sampled_as_a_whole_and_as_often_as_the_team_wants(ratio: float) -> None:
+def test_a_run_is_sampled_whole_at_the_teams_rate(ratio: float) -> None:
     telemetry, seen = recording(ParentBased(TraceIdRatioBased(ratio)))
     for number in range(400):
         run_id = f"0199c0de-7000-7000-8000-{number:012}"
@@ -127,7 +127,7 @@ def test_a_team_that_samples_nothing_gets_nothing() -> None:
     assert seen.get_finished_spans() == ()
 
 
-def test_the_sdks_replay_safe_provider_is_one_as_any_other() -> None:
+def test_the_sdks_replay_safe_provider_is_supported() -> None:
     exporter = InMemorySpanExporter()
     provider = create_tracer_provider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -176,7 +176,7 @@ assert metric.name == "everlong.holds" and metric.data.data_points[0].value == 1
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_a_traceparent_leads_back_to_its_span() -> None:
+def test_a_traceparent_resolves_to_its_span() -> None:
     telemetry, _ = recording()
     place = telemetry.spans.context_for("run-1", "chat", "1")
     found = parse_traceparent(format_traceparent(place))
@@ -190,12 +190,12 @@ def test_a_traceparent_leads_back_to_its_span() -> None:
 
 
 @given(st.text(max_size=80) | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"))
-def test_any_text_is_a_traceparent_or_none(text: str) -> None:
+def test_any_text_parses_to_a_traceparent_or_none(text: str) -> None:
     found = parse_traceparent(text)
     assert found is None or found.is_valid
 
 
-def test_what_was_noted_of_runs_is_bounded_and_taken_once() -> None:
+def test_notes_of_runs_are_bounded_and_taken_once() -> None:
     recent: RecentRuns[int] = RecentRuns(runs_max=3)
     for number in range(5):
         recent.put(f"run-{number}", number)
@@ -213,7 +213,9 @@ class Broken(SpanProcessor):
         raise RuntimeError("broken for a test")
 
 
-def test_what_takes_spans_cannot_fail_what_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_span_processor_does_not_fail_the_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     provider = TracerProvider()
     provider.add_span_processor(Broken())
     spans = Telemetry(provider).spans
@@ -226,7 +228,7 @@ def test_what_takes_spans_cannot_fail_what_is_told(caplog: pytest.LogCaptureFixt
     assert len([record for record in caplog.records if "raised an error" in record.message]) <= 1
 
 
-def test_what_two_plugins_observe_is_added_up() -> None:
+def test_observations_of_two_plugins_are_added_up() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     for payload_bytes in (1, 1000):
@@ -239,7 +241,7 @@ def test_what_two_plugins_observe_is_added_up() -> None:
     provider.shutdown()
 
 
-async def test_an_offload_that_fails_tells_its_type_and_nothing_more() -> None:
+async def test_the_span_of_a_failed_offload_has_only_the_error_type() -> None:
     class Refusing(MemoryBlobStore):
         async def put(self, key: str, data: bytes) -> None:
             raise PermissionError("rosebud")
@@ -259,9 +261,7 @@ DECIDED = Decided(id="4-1", tool="pay", asked_ms=2_000, approve=True, by="alice"
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["goes on", "ends"])
-async def test_an_approval_that_is_flushed_in_mid_turn_has_its_parent_and_its_link(
-    *, ends: bool
-) -> None:
+async def test_an_approval_flushed_within_a_turn_has_its_parent_and_link(*, ends: bool) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = Telemetry(provider)
@@ -291,7 +291,7 @@ async def test_an_approval_that_is_flushed_in_mid_turn_has_its_parent_and_its_li
 
 
 @pytest.mark.parametrize("in_turn", [True, False])
-async def test_a_flush_names_the_turn_under_way(
+async def test_a_flush_names_the_current_turn(
     monkeypatch: pytest.MonkeyPatch, *, in_turn: bool
 ) -> None:
     info = SimpleNamespace(

@@ -246,7 +246,7 @@ def size_of(state: ThreadState) -> int:
 @pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("tail", ["no tail", "notes"])
-def test_calls_that_all_wait_for_a_person_fit(message: SendMessage, tail: str) -> None:
+def test_calls_that_all_wait_for_approval_fit(message: SendMessage, tail: str) -> None:
     state = flushed(called(busy(message), KNOWN, asks=True))
     assert len(approvals.list_pending(state)) == limits.TOOL_CALLS_MAX
     if tail == "notes":
@@ -285,7 +285,7 @@ def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
 @pytest.mark.guarantee(56)
 @pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
-def test_what_the_journal_cannot_get_has_a_bound_too(message: SendMessage, stops: bool) -> None:
+def test_the_unjournalled_backlog_is_bounded_too(message: SendMessage, stops: bool) -> None:
     """The store is away from the reply on, while people are asked twice, and deny at length."""
     state = called(busy(message), KNOWN, asks=True)
     deadline_ms = NOW_MS + int(limits.ACTIVITY_SECONDS_MAX * 1000)
@@ -348,7 +348,7 @@ async def test_a_start_needs_only_the_agents_name() -> None:
     ]
 
 
-async def test_signals_may_say_nothing_or_a_part() -> None:
+async def test_signals_may_be_empty_or_partial() -> None:
     for given, meant in (
         ({}, Control()),
         ({"by": "alice"}, Control(by="alice")),
@@ -370,7 +370,7 @@ def test_printable_text_needs_no_escapes_but_quotes() -> None:
     assert make_printable("\ud800\u202e\u00ad", 9) == "   "
 
 
-def test_a_copy_with_other_values_is_what_replace_makes() -> None:
+def test_with_values_equals_dataclasses_replace() -> None:
     state = ThreadState(counters=Counters(steps=3), rested=True)
     copy = replace_values(state, rested=False, holds=2)
     assert copy == dataclasses.replace(state, rested=False, holds=2)
@@ -379,6 +379,6 @@ def test_a_copy_with_other_values_is_what_replace_makes() -> None:
     assert state.holds == 0
 
 
-def test_a_field_that_does_not_exist_is_refused() -> None:
+def test_with_values_refuses_an_unknown_field() -> None:
     with pytest.raises(TypeError, match="ThreadState has no field 'tired'"):
         replace_values(ThreadState(), tired=True)

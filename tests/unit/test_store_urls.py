@@ -71,7 +71,7 @@ def config_of(url: str) -> dict[str, object]:
         (f"s3://[{HIDDEN}", "cannot be read"),
     ],
 )
-def test_a_wrong_url_is_refused_and_its_query_is_not_repeated(url: str, told: str) -> None:
+def test_an_invalid_url_is_refused_without_quoting_its_query(url: str, told: str) -> None:
     with pytest.raises(ConfigError) as raised:
         open_store(url)
     assert told in str(raised.value)
@@ -82,21 +82,21 @@ def test_a_wrong_url_is_refused_and_its_query_is_not_repeated(url: str, told: st
 
 @pytest.mark.guarantee(19)
 @given(st.text(max_size=60))
-def test_no_query_is_ever_repeated(query: str) -> None:
+def test_no_error_quotes_a_query(query: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_bucket_url(f"s3://bucket/prefix?colour=HIDDEN&{query}")
     assert "HIDDEN" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["s3a://bucket/x", "minio://bucket", "wasb://x"])
-def test_an_unknown_scheme_is_told_all_that_are_known(url: str) -> None:
+def test_the_error_for_an_unknown_scheme_lists_the_known_ones(url: str) -> None:
     with pytest.raises(UnknownStoreScheme) as raised:
         open_store(url)
     for form in ("file:///", "s3://", "gs://", "az://", "memory:"):
         assert form in str(raised.value)
 
 
-def test_a_url_is_taken_apart_and_shown_without_its_query() -> None:
+def test_a_url_is_parsed_and_shown_without_its_query() -> None:
     place = parse_bucket_url("s3://my.bucket/a/b/?endpoint=http%3A%2F%2Flocalhost%3A1&region=x")
     assert (place.bucket, place.prefix, place.options["endpoint"]) == (
         "my.bucket",
@@ -146,7 +146,7 @@ def test_an_endpoint_of_the_environment_is_used_unless_it_is_plain_http(
         config_of("s3://bucket/x")
 
 
-def test_values_that_a_client_refuses_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_a_client_refuses_are_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", HIDDEN)
     for query in (f"checksum_algorithm={HIDDEN}", f"disable_bulk_delete={HIDDEN}"):
@@ -155,7 +155,7 @@ def test_values_that_a_client_refuses_are_not_repeated(monkeypatch: pytest.Monke
         assert HIDDEN not in str(raised.value)
 
 
-def test_credentials_that_are_missing_or_half_there_are_told(
+def test_missing_or_incomplete_credentials_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = "s3://bucket/x?endpoint=http://127.0.0.1:1"

@@ -32,7 +32,7 @@ SWEEPS = 3
 @pytest.mark.guarantee(107)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=12, deadline=None)
-def test_what_goes_is_exactly_what_nothing_reaches(seed: int) -> None:
+def test_a_sweep_takes_exactly_the_unreachable_objects(seed: int) -> None:
     async def live() -> None:
         world = await build_namespace(MemoryBlobStore(), seed)
         await world.sweep(whole_store=True)
@@ -58,7 +58,7 @@ async def _step_on(world: FakeNamespace) -> None:
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=5, deadline=None)
-def test_what_an_index_remembers_does_not_change_what_goes(
+def test_an_index_does_not_change_the_swept_objects(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     async def live() -> None:
@@ -91,7 +91,7 @@ async def small(store: MemoryBlobStore | None = None) -> FakeNamespace:
     return world
 
 
-async def test_what_is_young_stays(tmp_path: Path) -> None:
+async def test_young_objects_stay(tmp_path: Path) -> None:
     world = await small(FileBlobStore(tmp_path))  # type: ignore[arg-type]
     before = await world.keys()
     report = await world.sweep(Retention(quarantine_seconds=0))
@@ -105,7 +105,7 @@ async def test_what_is_young_stays(tmp_path: Path) -> None:
     assert report.classes["payload"].objects == 2
 
 
-async def test_classes_have_times_of_their_own() -> None:
+async def test_each_object_class_has_its_own_retention() -> None:
     world = await small()
     [run, _] = world.all.values()
     run.payloads = run.payloads[:1]  # A reset: its journal and payloads are nobody's.
@@ -119,7 +119,7 @@ async def test_classes_have_times_of_their_own() -> None:
     assert set(report.classes) == {"journal"}
 
 
-async def test_a_store_that_tells_no_times_is_timed_by_the_index(tmp_path: Path) -> None:
+async def test_the_index_dates_objects_of_a_store_without_times(tmp_path: Path) -> None:
     world = await small()
     kept = Retention(payload_seconds=1.0, journal_seconds=1.0, quarantine_seconds=0)
     report = await world.sweep(kept, index_dir=tmp_path)
@@ -161,7 +161,7 @@ async def test_the_base_of_a_pack_and_the_sources_of_the_base_stay(
     assert await EverlongCodec(world.store).decode([encoded]) == [payload(body)]
 
 
-async def test_a_dry_run_tells_what_would_go_and_changes_nothing() -> None:
+async def test_a_dry_run_reports_candidates_and_changes_nothing() -> None:
     world = await small()
     before = await world.keys("")
     report = await world.sweep(dry_run=True)
@@ -172,7 +172,7 @@ async def test_a_dry_run_tells_what_would_go_and_changes_nothing() -> None:
 
 
 @pytest.mark.guarantee(107)
-async def test_threads_that_nobody_here_has_seen_are_left_alone() -> None:
+async def test_threads_of_unknown_origin_are_left_alone() -> None:
     world = await small()
     elsewhere = PackStore(world.store)
     await elsewhere.write_body(thread_key("another", "w9"), "segment", b"{}")  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ async def test_threads_that_nobody_here_has_seen_are_left_alone() -> None:
 
 
 @pytest.mark.guarantee(107)
-async def test_a_thread_that_was_seen_once_goes_when_its_history_has_gone() -> None:
+async def test_a_thread_seen_once_is_swept_after_its_history() -> None:
     world = await small()
     await world.sweep(Retention(quarantine_seconds=0))
     world.all.clear()
@@ -193,7 +193,7 @@ async def test_a_thread_that_was_seen_once_goes_when_its_history_has_gone() -> N
 
 
 @pytest.mark.guarantee(106)
-async def test_a_read_puts_back_what_was_quarantined() -> None:
+async def test_a_read_restores_a_quarantined_object() -> None:
     world = await small()
     before = await world.keys()
     runs = dict(world.all)
@@ -212,7 +212,7 @@ async def test_a_read_puts_back_what_was_quarantined() -> None:
         await packs.store.get(f"v1/{thread_key(NAMESPACE, 'w0')}/{'0' * 64}.pack")
 
 
-async def test_what_is_named_again_is_put_back_by_the_next_sweep() -> None:
+async def test_the_next_sweep_restores_objects_referenced_again() -> None:
     world = await small()
     hidden = next(iter(world.all))
     world.hidden = {hidden}  # As a run that visibility does not list yet.
@@ -224,7 +224,7 @@ async def test_what_is_named_again_is_put_back_by_the_next_sweep() -> None:
     assert await world.keys() == await world.reachable()
 
 
-async def test_a_run_that_the_listing_leaves_out_counts_for_as_long_as_temporal_has_it(
+async def test_an_unlisted_run_counts_as_long_as_temporal_has_it(
     tmp_path: Path,
 ) -> None:
     world = await small()
@@ -235,7 +235,7 @@ async def test_a_run_that_the_listing_leaves_out_counts_for_as_long_as_temporal_
 
 
 @pytest.mark.guarantee(106)
-async def test_what_an_activity_under_way_may_return_is_not_deleted() -> None:
+async def test_possible_results_of_a_running_activity_are_not_deleted() -> None:
     world = await small()
     run = next(iter(world.all.values()))
     run.busy_since_ms = int(time.time() * 1000) - 5000
@@ -251,7 +251,7 @@ async def test_what_an_activity_under_way_may_return_is_not_deleted() -> None:
     assert not await world.keys("quarantine/")
 
 
-async def test_what_a_schedule_holds_stays() -> None:
+async def test_objects_of_a_schedule_stay() -> None:
     world = await small()
     world.nightly = await world.large("w0")
     for _ in range(SWEEPS):
@@ -287,7 +287,7 @@ async def test_a_lost_segment_keeps_everything() -> None:
 
 
 @pytest.mark.guarantee(108)
-async def test_payloads_that_are_not_understood_keep_everything() -> None:
+async def test_unreadable_payloads_keep_everything() -> None:
     world = await small()
     run = next(iter(world.all.values()))
     run.payloads.append(payload(b"secret", encoding=b"binary/encrypted"))
@@ -299,7 +299,7 @@ async def test_payloads_that_are_not_understood_keep_everything() -> None:
     assert not report.incomplete
 
 
-async def test_what_is_no_object_of_ours_is_never_touched() -> None:
+async def test_foreign_objects_are_never_touched() -> None:
     world = await small()
     names = ["v1/notes.txt", "v1/abc/def.pack", "doctor/probe", "other/thing", "archive/readme"]
     names += [f"v1/{thread_key('', '')}/{'0' * 64}.pack", "quarantine/mine", "sweep/mine"]
@@ -316,7 +316,7 @@ async def test_what_is_no_object_of_ours_is_never_touched() -> None:
     assert set(names) <= await world.keys("")
 
 
-async def test_archives_go_by_their_age_alone() -> None:
+async def test_archives_are_deleted_only_by_their_age() -> None:
     world = await small()
     place = f"archive/v1/{thread_key(NAMESPACE, 'w0')}/20260101T000000000Z-0123abcd"
     for end in (".json", ".parquet"):
@@ -332,28 +332,28 @@ async def test_archives_go_by_their_age_alone() -> None:
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "sorted"])
 @pytest.mark.parametrize("kind", [Kind.SEGMENT, Kind.SNAPSHOT, Kind.MESSAGE])
-def test_refs_are_found_with_the_place_that_they_name(kind: Kind, in_order: bool) -> None:
+def test_refs_are_found_with_the_thread_that_they_name(kind: Kind, in_order: bool) -> None:
     ref = Ref(thread="7" * 32, digest="ab" * 32, size_bytes=12, kind=kind, preview='a "b" ö')
     data = json.dumps(dataclasses.asdict(ref), sort_keys=not in_order, separators=(",", ":"))
     [link] = find_links(f'[{data},"{"0" * 63}"]'.encode())
     assert link == Link(bytes.fromhex("ab" * 32), "7" * 32, kind is Kind.MESSAGE)
 
 
-def test_a_name_counts_wherever_it_stands() -> None:
+def test_a_name_counts_anywhere_in_a_payload() -> None:
     name = "0123456789abcdef" * 4
     for around in ("{}", "see v1/xyz/{}.pack", '\\"{}\\"', "g{}g"):
         [link] = find_links(around.format(name).encode())
         assert link == Link(bytes.fromhex(name))
 
 
-def test_a_quarantine_that_is_too_short_is_refused() -> None:
+def test_a_short_quarantine_is_refused() -> None:
     world = FakeNamespace(MemoryBlobStore())
     with pytest.raises(ConfigError, match="quarantine_seconds"):
         Sweep(world, None, world.packs, SweepOptions(retention=AT_ONCE))
     Sweep(world, None, world.packs, SweepOptions())
 
 
-async def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+async def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     world = await small()
     await world.sweep(index_dir=tmp_path)
     (tmp_path / "sweep.sqlite").write_bytes(b"not a database" * 100)

@@ -61,14 +61,14 @@ async def swept(
 
 
 @pytest.mark.guarantee(106)
-def test_a_codec_around_ours_is_refused_with_what_to_do() -> None:
+def test_an_outer_codec_is_refused_with_a_remedy() -> None:
     world = FakeNamespace(MemoryBlobStore())
     with pytest.raises(ConfigError, match=r"Around.*EverlongPlugin, last"):
         Sweep(world, Around(world.codec), world.packs, SweepOptions())
 
 
 @pytest.mark.parametrize("is_remembered", [True, False], ids=["in memory", "in the store"])
-async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool) -> None:
+async def test_our_codec_inside_another_hides_nothing(is_remembered: bool) -> None:
     """As where two plugins wrap the converter's codec, and are applied twice."""
     world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
@@ -96,7 +96,7 @@ async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool
 
 
 @pytest.mark.guarantee(106)
-async def test_text_that_names_a_payload_does_not_stand_for_its_ref(tmp_path: Path) -> None:
+async def test_text_that_names_a_payload_is_not_its_ref(tmp_path: Path) -> None:
     world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(Masked())

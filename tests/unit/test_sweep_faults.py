@@ -38,7 +38,7 @@ class Unreadable(MemoryBlobStore):
 
 @pytest.mark.guarantee(108)
 @pytest.mark.parametrize("around", [None, "mine"])
-async def test_a_journal_whose_head_cannot_be_opened_stays_whoever_names_it(
+async def test_a_journal_with_an_unreadable_head_stays(
     around: str | None,
 ) -> None:
     """Also in a state of a form that is not ours, as that of a team's own workflow."""
@@ -64,7 +64,7 @@ async def test_a_journal_whose_head_cannot_be_opened_stays_whoever_names_it(
 
 
 @pytest.mark.guarantee(107)
-async def test_one_object_that_cannot_be_read_does_not_keep_the_others() -> None:
+async def test_one_unreadable_object_does_not_block_the_others() -> None:
     store = Unreadable()
     world = FakeNamespace(store)
     run = world.start("w0")
@@ -87,7 +87,7 @@ async def test_one_object_that_cannot_be_read_does_not_keep_the_others() -> None
     assert not await world.keys("quarantine/")
 
 
-async def test_a_store_that_gives_nothing_ends_a_sweep() -> None:
+async def test_a_store_outage_ends_a_sweep() -> None:
     store = Unreadable()
     world = FakeNamespace(store)
     world.start("w0")
@@ -98,7 +98,7 @@ async def test_a_store_that_gives_nothing_ends_a_sweep() -> None:
         await world.sweep()
 
 
-async def test_who_has_no_room_for_a_temporary_file_reads_from_quarantine_all_the_same(
+async def test_a_quarantine_read_needs_no_temporary_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def full(*_: object) -> bool:
@@ -112,7 +112,7 @@ async def test_who_has_no_room_for_a_temporary_file_reads_from_quarantine_all_th
 
 @pytest.mark.guarantee(109)
 @pytest.mark.parametrize("query", ["_CANDIDATES", "_NEEDED", "_OLD_COPIES"])
-def test_a_batch_costs_the_same_however_many_there_are(tmp_path: Path, query: str) -> None:
+def test_the_cost_of_a_batch_is_constant(tmp_path: Path, query: str) -> None:
     """Each goes on by the key from where the last one ended, and sorts nothing."""
     index = SweepIndex(tmp_path, "test")
     statement = getattr(quarantine_moves, query)
@@ -159,7 +159,7 @@ class Aged(MemoryBlobStore):
             yield dataclasses.replace(info, modified_ms=int(1000 * seconds))
 
 
-async def test_one_thread_that_cannot_be_archived_does_not_keep_the_others(
+async def test_one_thread_that_cannot_be_archived_does_not_block_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Listed:

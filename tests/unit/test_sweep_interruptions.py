@@ -37,7 +37,7 @@ def filled(index: SweepIndex, holder: str) -> None:
 
 
 @pytest.mark.guarantee(106)
-async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_path: Path) -> None:
+async def test_a_sweep_cancelled_while_its_index_works_ends_cleanly(tmp_path: Path) -> None:
     world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     thinks = asyncio.Event()
@@ -77,7 +77,7 @@ async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_pa
     assert not (await sweep.run()).incomplete
 
 
-async def test_nobody_closes_an_index_that_thinks(tmp_path: Path) -> None:
+async def test_a_working_index_is_not_closed(tmp_path: Path) -> None:
     index = SweepIndex(tmp_path, "x")
     filled(index, "r")
     index.run("INSERT INTO roots VALUES ('r')")
@@ -99,7 +99,7 @@ async def test_nobody_closes_an_index_that_thinks(tmp_path: Path) -> None:
     index.close()
 
 
-async def test_what_was_cancelled_has_ended_when_whoever_waited_goes_on() -> None:
+async def test_cancelled_work_has_ended_before_its_waiter_continues() -> None:
     steps: list[str] = []
 
     async def work() -> None:
@@ -127,7 +127,7 @@ class Slow(MemoryBlobStore):
         return await super().get(key)
 
 
-async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sweep_sends_heartbeats_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_PROGRESS_SECONDS", 0.1)
     store = Slow()
     world = FakeNamespace(store)
@@ -180,7 +180,7 @@ async def test_a_sweeper_whose_clock_is_ahead_takes_nothing_too_early(
     assert abs(report.started_ms - now_ns() // 10**6) < 60_000
 
 
-async def test_a_clock_that_is_a_little_ahead_is_its_own_business(tmp_path: Path) -> None:
+async def test_a_slightly_fast_clock_is_tolerated(tmp_path: Path) -> None:
     class Behind(FileBlobStore):
         async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
             async for info in super().list(prefix):

@@ -113,9 +113,7 @@ class MadeUpIn(FakeNamespace):
 
 @pytest.mark.guarantee(106)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-async def test_a_sweep_that_is_killed_at_any_call_loses_nothing(
-    tmp_path: Path, after: bool
-) -> None:
+async def test_a_sweep_killed_at_any_call_loses_nothing(tmp_path: Path, after: bool) -> None:
     world = await in_all_stages(seed=11)
     store = world.store
     assert isinstance(store, MemoryBlobStore)
@@ -145,7 +143,7 @@ async def test_a_sweep_that_is_killed_at_any_call_loses_nothing(
 
 @pytest.mark.guarantee(106)
 @pytest.mark.parametrize("seed", range(4))
-async def test_sweeps_at_the_same_time_lose_nothing(tmp_path: Path, seed: int) -> None:
+async def test_concurrent_sweeps_lose_nothing(tmp_path: Path, seed: int) -> None:
     world = await in_all_stages(seed)
     store = world.store
     assert isinstance(store, MemoryBlobStore)
@@ -253,7 +251,7 @@ async def twenty(count: int = 20) -> FakeNamespace:
 
 
 @pytest.mark.guarantee(109)
-async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+async def test_unchanged_histories_are_not_read_again(tmp_path: Path) -> None:
     world = await twenty()
     first = await world.sweep(index_dir=tmp_path)
     assert first.runs_read == 40
@@ -265,7 +263,7 @@ async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.guarantee(109)
-async def test_a_sweep_reads_the_trees_that_have_changed(tmp_path: Path) -> None:
+async def test_a_sweep_reads_only_changed_trees(tmp_path: Path) -> None:
     world = await twenty()
     await world.sweep(index_dir=tmp_path)
     changed = next(each for each in world.all.values() if each.run.workflow_id == "w7")

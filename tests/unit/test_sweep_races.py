@@ -47,7 +47,7 @@ async def written(store: BlobStore | None = None) -> tuple[FakeNamespace, FakeRu
 
 
 @pytest.mark.guarantee(106)
-async def test_whoever_made_a_copy_may_delete_the_object_after_others_put_it_back() -> None:
+async def test_a_mover_may_delete_the_object_after_others_restored_it() -> None:
     world, run = await written()
     named = await world.large("w0")
     [key] = await world._keys(named)
@@ -63,7 +63,7 @@ async def test_whoever_made_a_copy_may_delete_the_object_after_others_put_it_bac
 
 
 @pytest.mark.guarantee(106)
-async def test_a_move_that_was_held_up_for_long_deletes_nothing() -> None:
+async def test_a_move_delayed_for_long_deletes_nothing() -> None:
     store = MemoryBlobStore()
     await store.put("v1/a", b"x")
     began = time.time() - limits.SWEEP_MOVE_SECONDS_MAX - 1
@@ -85,7 +85,7 @@ async def test_a_copy_that_reads_differently_is_dropped_and_the_object_stays() -
     assert [info.key async for info in store.list("")] == ["v1/a"]
 
 
-async def test_archives_are_moved_and_put_back_in_parts(
+async def test_archives_are_moved_and_restored_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "SWEEP_PART_BYTES", 1000)
@@ -111,7 +111,7 @@ async def test_archives_are_moved_and_put_back_in_parts(
     assert await store.get_range(f"{place}.parquet", 0, len(data) + 1) == data
 
 
-async def test_what_was_not_named_yet_when_its_history_was_read_is_looked_for_again(
+async def test_unreferenced_objects_of_a_growing_history_are_checked_again(
     tmp_path: Path,
 ) -> None:
     world, run = await written()
@@ -122,7 +122,7 @@ async def test_what_was_not_named_yet_when_its_history_was_read_is_looked_for_ag
     assert report.quarantined.objects == 0
 
 
-async def test_a_history_that_goes_while_it_is_read_does_not_count_as_read(tmp_path: Path) -> None:
+async def test_a_history_deleted_during_its_read_does_not_count_as_read(tmp_path: Path) -> None:
     class Flickering(FakeNamespace):
         is_cut = True
 
@@ -182,7 +182,7 @@ def _attributes(named: Payload) -> HistoryEvent:
 
 @pytest.mark.guarantee(106)
 @pytest.mark.parametrize("event", [_signal, _failure, _attributes])
-async def test_headers_and_failures_count(event) -> None:  # type: ignore[no-untyped-def]
+async def test_refs_in_headers_and_failures_count(event) -> None:  # type: ignore[no-untyped-def]
     world = Beside(MemoryBlobStore())
     world.start("w0")
     named = await world.large("w0")
@@ -192,7 +192,7 @@ async def test_headers_and_failures_count(event) -> None:  # type: ignore[no-unt
     assert await world.keys() == await world._keys(named)
 
 
-async def test_a_heartbeat_of_an_activity_under_way_counts_until_it_is_over() -> None:
+async def test_refs_in_heartbeats_count_while_the_activity_runs() -> None:
     world, run = await written()
     run.heartbeat = await world.large("w0")
     for _ in range(SWEEPS):
@@ -204,7 +204,7 @@ async def test_a_heartbeat_of_an_activity_under_way_counts_until_it_is_over() ->
     assert await world.keys() == await world.reachable()
 
 
-async def test_a_reset_run_reaches_the_heads_of_before(tmp_path: Path) -> None:
+async def test_a_reset_run_reaches_earlier_heads(tmp_path: Path) -> None:
     world, run = await written()
     past, head = list(run.payloads[:3]), run.head
     for _ in range(6):
@@ -250,7 +250,7 @@ async def swept(world: FakeNamespace, codec: PayloadCodec, packs: PackStore) -> 
     return await Sweep(world, codec, packs, options, allow_short_quarantine=True).run()
 
 
-async def test_what_a_teams_own_codec_hides_is_found_with_it_and_keeps_all_without() -> None:
+async def test_refs_hidden_by_a_team_codec_are_found_with_it_and_keep_all_without() -> None:
     world, run = await written()
     plain = EverlongCodec(world.packs, inline_bytes_max=1024)
     world.codec = plain.with_inner(Masked())
@@ -323,7 +323,7 @@ async def test_references_of_the_sdks_external_storage_lead_to_our_packs(
     assert await world._keys(named) <= await world.keys()
 
 
-async def test_the_stores_clock_counts_for_a_copy_whose_sweepers_was_wrong() -> None:
+async def test_the_stores_clock_dates_a_copy_of_a_sweeper_with_a_wrong_clock() -> None:
     class Dated(MemoryBlobStore):
         async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
             async for info in super().list(prefix):

@@ -32,7 +32,7 @@ async def written(world: FakeNamespace | None = None) -> tuple[FakeNamespace, Fa
     return world, run
 
 
-async def test_what_a_sweep_quarantined_is_in_quarantine_now() -> None:
+async def test_the_report_counts_objects_quarantined_by_this_sweep() -> None:
     world, _ = await written()
     await world.large("w0")
     await world.sweep(LONG)
@@ -44,7 +44,7 @@ async def test_what_a_sweep_quarantined_is_in_quarantine_now() -> None:
     assert report.stored.objects == sum(each.objects for each in parts)
 
 
-async def test_a_dry_run_counts_what_would_be_put_back_once() -> None:
+async def test_a_dry_run_counts_restorable_objects_once() -> None:
     world, run = await written()
     named = await world.large("w0")
     await world.large("w0")
@@ -87,7 +87,7 @@ async def late() -> Late:
     return world
 
 
-async def test_an_exact_mark_that_is_incomplete_deletes_nothing_and_says_what_was_done() -> None:
+async def test_an_incomplete_exact_mark_deletes_nothing_and_reports_its_work() -> None:
     world = await late()
     assert world.late is not None
     world.late.payloads.append(payload(b"x", encoding=b"binary/odd"))
@@ -97,7 +97,7 @@ async def test_an_exact_mark_that_is_incomplete_deletes_nothing_and_says_what_wa
     assert (report.quarantined.objects, report.purged.objects) == (1, 0)
 
 
-async def test_what_an_exact_mark_finds_is_put_back_at_once() -> None:
+async def test_an_exact_mark_restores_its_finds_at_once() -> None:
     world = await late()
     assert world.late is not None
     new = payload(b'"' + noise(4000, 77).hex().encode() + b'"')
@@ -108,7 +108,7 @@ async def test_what_an_exact_mark_finds_is_put_back_at_once() -> None:
 
 
 @pytest.mark.guarantee(93)
-async def test_whoever_sweeps_is_in_the_report_and_in_the_log() -> None:
+async def test_the_sweeping_user_is_in_the_report_and_the_log() -> None:
     world, _ = await written()
     packs = PackStore(world.store)
     options = SweepOptions(retention=AT_ONCE, by="ann", reason="the disk is full")
@@ -185,13 +185,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         ("--every", "soon"),
     ],
 )
-def test_what_makes_no_sense_together_is_refused(told: Told, arguments: tuple[str, ...]) -> None:
+def test_contradictory_options_are_refused(told: Told, arguments: tuple[str, ...]) -> None:
     _, error = told.command(*arguments)
     assert isinstance(error, ConfigError)
     assert not told.did_something
 
 
-def test_a_schedule_is_told_as_json(told: Told) -> None:
+def test_a_schedule_is_printed_as_json(told: Told) -> None:
     text, _ = told.command("--every", "6h", "--json")
     assert json.loads(text)["every_seconds"] == 6 * 3600
     text, _ = told.command("--every", "off", "--json")
@@ -199,7 +199,7 @@ def test_a_schedule_is_told_as_json(told: Told) -> None:
     assert told.seconds == [6 * 3600]
 
 
-def test_the_command_says_who_sweeps(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_names_the_sweeping_user(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     told.command("--by", "ann", "--reason", "a full disk")
     monkeypatch.setattr("getpass.getuser", lambda: "bob")
     told.command("--every", "6h")
@@ -214,7 +214,7 @@ def test_the_command_says_who_sweeps(told: Told, monkeypatch: pytest.MonkeyPatch
     assert told.options[0].reason == "a full disk"
 
 
-def test_the_command_tells_what_was_not_read_and_what_was_done(told: Told) -> None:
+def test_the_command_reports_unread_histories_and_its_work(told: Told) -> None:
     told.report = dataclasses.replace(
         told.report,
         incomplete=("run x: it cannot be read",),

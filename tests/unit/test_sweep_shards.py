@@ -70,7 +70,7 @@ async def swept(
 
 @pytest.mark.guarantee(106)
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_store_that_is_listed_in_shards_is_swept_as_any_other(seed: int) -> None:
+async def test_a_store_listed_in_shards_is_swept_like_any_other(seed: int) -> None:
     world = await build_namespace(OrderedStore(), seed)
     wanted, before = await world.reachable(), await world.keys()
     assert wanted < before
@@ -83,7 +83,7 @@ async def test_a_store_that_is_listed_in_shards_is_swept_as_any_other(seed: int)
 
 
 @pytest.mark.guarantee(106)
-async def test_a_listing_that_was_cut_off_goes_on_behind_its_cursors(tmp_path: Path) -> None:
+async def test_an_interrupted_listing_continues_after_its_cursors(tmp_path: Path) -> None:
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
@@ -100,7 +100,7 @@ async def test_a_listing_that_was_cut_off_goes_on_behind_its_cursors(tmp_path: P
 
 
 @pytest.mark.guarantee(106)
-async def test_another_worker_goes_on_with_a_listing_from_its_parts_in_the_store(
+async def test_another_worker_continues_a_listing_from_its_stored_parts(
     tmp_path: Path,
 ) -> None:
     world = await build_namespace(OrderedStore(), 1)
@@ -118,7 +118,7 @@ async def test_another_worker_goes_on_with_a_listing_from_its_parts_in_the_store
 
 
 @pytest.mark.parametrize("damage", ["a bit", "the end", "gone"])
-async def test_behind_a_damaged_part_the_store_is_listed_again(tmp_path: Path, damage: str) -> None:
+async def test_a_damaged_part_restarts_the_listing_after_it(tmp_path: Path, damage: str) -> None:
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
@@ -140,7 +140,7 @@ async def test_behind_a_damaged_part_the_store_is_listed_again(tmp_path: Path, d
     assert await world.keys() == await world.reachable()
 
 
-async def test_another_sweep_lists_everything_again(tmp_path: Path) -> None:
+async def test_a_new_sweep_lists_everything_again(tmp_path: Path) -> None:
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
@@ -150,7 +150,7 @@ async def test_another_sweep_lists_everything_again(tmp_path: Path) -> None:
     assert len({each for each in store.listed if each.startswith("v1/")}) == count
 
 
-async def test_a_listing_that_is_too_old_is_made_again(
+async def test_an_outdated_listing_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await build_namespace(OrderedStore(), 1)
@@ -205,7 +205,7 @@ class Shuffled(OrderedStore):
 
 
 @pytest.mark.guarantee(106)
-async def test_a_store_that_does_not_list_in_order_is_listed_in_one_stream() -> None:
+async def test_an_unordered_store_is_listed_in_one_stream() -> None:
     world = await build_namespace(Shuffled(), 2)
     count = len(await world.keys())
     report = await world.sweep(whole_store=True)
@@ -255,7 +255,7 @@ async def test_the_age_of_an_object_counts_from_the_beginning_of_a_resumed_listi
     assert other.started_ms > first.started_ms
 
 
-async def test_a_sweep_whose_time_is_over_stops_and_deletes_nothing(tmp_path: Path) -> None:
+async def test_a_sweep_at_its_time_limit_stops_and_deletes_nothing(tmp_path: Path) -> None:
     world = await build_namespace(OrderedStore(), 1)
     before = await world.keys()
     packs = PackStore(world.store)

@@ -56,7 +56,7 @@ async def test_a_new_process_reads_no_history_and_no_pack_again() -> None:
     assert second.reachable == first.reachable
 
 
-async def test_a_new_process_reads_the_trees_that_have_changed() -> None:
+async def test_a_new_process_reads_only_changed_trees() -> None:
     world = await twenty()
     await settled(world)
     changed = next(each for each in world.all.values() if each.run.workflow_id == "w7")
@@ -126,7 +126,7 @@ async def test_a_damaged_index_is_only_slower(
 @pytest.mark.guarantee(106)
 @pytest.mark.parametrize("rows", [(50_000, 200_000), (15, 25), (50_000, 40)])
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_process_that_is_new_for_each_sweep_takes_exactly_what_nothing_reaches(
+async def test_a_new_process_for_each_sweep_takes_exactly_the_unreachable_objects(
     monkeypatch: pytest.MonkeyPatch, seed: int, rows: tuple[int, int]
 ) -> None:
     """With one file, with many, and with files that hold only a part of the runs."""
@@ -149,7 +149,7 @@ async def test_a_process_that_is_new_for_each_sweep_takes_exactly_what_nothing_r
     assert not await world.keys("quarantine/")
 
 
-async def test_what_a_masked_payload_names_is_known_to_a_new_process() -> None:
+async def test_a_new_process_knows_the_refs_of_masked_payloads() -> None:
     """A payload's bytes do not show what it names: a run that counts as read comes with that."""
     from tests.unit.test_sweep_codecs import swept
     from tests.unit.test_sweep_races import Masked
@@ -181,7 +181,7 @@ async def sealed(world: FakeNamespace, keys: dict[str, bytes] | None) -> SweepRe
 
 
 @pytest.mark.guarantee(109)
-async def test_with_keys_the_index_is_sealed_and_one_that_is_not_is_refused() -> None:
+async def test_the_index_is_sealed_with_keys_and_an_unsealed_one_refused() -> None:
     world = await twenty(3)
     assert (await sealed(world, None)).runs_read == 6
     assert (await sealed(world, {"a": KEY_1})).runs_read == 6  # What is not sealed may be forged.
@@ -225,7 +225,7 @@ class DyingStore(OrderedStore):
 
 
 @pytest.mark.guarantee(106)
-async def test_a_sweep_without_a_disk_that_is_killed_at_every_13th_call_loses_nothing(
+async def test_a_diskless_sweep_killed_at_every_13th_call_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between two files, before the manifest, and before what it replaces is deleted."""
@@ -259,7 +259,7 @@ async def test_a_sweep_without_a_disk_that_is_killed_at_every_13th_call_loses_no
     assert calls > 60
 
 
-async def test_sweeps_at_once_without_a_disk_lose_nothing() -> None:
+async def test_concurrent_diskless_sweeps_lose_nothing() -> None:
     world = await build_namespace(OrderedStore(), 4)
     for step in range(3):
         await asyncio.gather(*(world.sweep(whole_store=True) for _ in range(3)))
@@ -272,7 +272,7 @@ async def test_sweeps_at_once_without_a_disk_lose_nothing() -> None:
     assert await world.keys() == await world.reachable()
 
 
-async def test_a_run_that_has_ended_and_is_open_again_is_read_from_its_beginning(
+async def test_a_reopened_run_is_read_from_its_beginning(
     tmp_path: Path,
 ) -> None:
     """Temporal's database was restored from a backup."""
@@ -290,7 +290,7 @@ async def test_a_run_that_has_ended_and_is_open_again_is_read_from_its_beginning
     assert await world.reachable() <= await world.keys()
 
 
-async def test_a_file_of_the_index_that_is_too_large_is_not_written(
+async def test_an_oversized_index_file_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "SWEEP_INDEX_BYTES_MAX", 1000)
@@ -308,7 +308,7 @@ async def test_a_dry_run_reads_the_index_and_writes_none() -> None:
     assert (await world.sweep(KEPT, dry_run=True)).runs_read == 0
 
 
-async def test_a_store_without_times_has_its_open_runs_read_again() -> None:
+async def test_open_runs_of_a_store_without_times_are_read_again() -> None:
     world = await twenty(3)
     store = MemoryBlobStore()
     assert isinstance(world.store, OrderedStore)

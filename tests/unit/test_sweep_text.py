@@ -56,7 +56,7 @@ def test_names_that_touch_other_digits_are_found() -> None:
     assert names(NAME + "9" * 10_000 + OTHER) == {NAME, OTHER}
 
 
-def test_less_than_64_digits_are_no_name() -> None:
+def test_fewer_than_64_digits_are_no_name() -> None:
     assert names(NAME[1:]) == names("") == names(f"{NAME[:40]} {NAME[:40]}") == set()
 
 
@@ -65,7 +65,7 @@ def test_less_than_64_digits_are_no_name() -> None:
     slice_bytes=st.integers(1, 200),
 )
 @settings(max_examples=scaled(60, 200), deadline=None)
-def test_where_data_is_cut_makes_no_difference(parts: list[str], slice_bytes: int) -> None:
+def test_chunk_boundaries_make_no_difference(parts: list[str], slice_bytes: int) -> None:
     data = "".join(parts).encode()
     whole = find_links(data)
     with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +83,7 @@ def test_where_data_is_cut_makes_no_difference(parts: list[str], slice_bytes: in
     ],
     ids=["binary", "hex", "text", "names"],
 )
-async def test_a_large_payload_does_not_hold_the_event_loop_up(data: bytes) -> None:
+async def test_a_large_payload_does_not_block_the_event_loop(data: bytes) -> None:
     turns, is_over = 0, False
 
     async def others() -> None:
@@ -112,7 +112,7 @@ async def test_a_large_payload_does_not_hold_the_event_loop_up(data: bytes) -> N
     ],
     ids=["nobody's", "a thread's own", "a segment", "deeper", "a head of nobody"],
 )
-async def test_what_a_tool_returned_does_not_stop_a_sweep(said: Any) -> None:
+async def test_a_tool_result_does_not_stop_a_sweep(said: Any) -> None:
     world, run = await written()
     run.payloads.append(payload(json.dumps(said).encode()))
     await world.large("w0")
@@ -122,7 +122,7 @@ async def test_what_a_tool_returned_does_not_stop_a_sweep(said: Any) -> None:
 
 
 @pytest.mark.parametrize("text_bytes", [1, 3000], ids=["short", "long"])
-async def test_what_a_message_says_does_not_stop_a_sweep(text_bytes: int) -> None:
+async def test_a_message_text_does_not_stop_a_sweep(text_bytes: int) -> None:
     world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     new = entry(1, "x" * text_bytes, Kind.TOOL_RESULT)
@@ -133,7 +133,7 @@ async def test_what_a_message_says_does_not_stop_a_sweep(text_bytes: int) -> Non
     assert await world.keys() == await world.reachable()
 
 
-async def test_text_that_names_what_cannot_be_read_does_not_stop_a_sweep() -> None:
+async def test_text_that_names_an_unreadable_object_does_not_stop_a_sweep() -> None:
     world, run = await written()
     key = f"v1/{W0}/{NAME}.pack"
     await world.store.put(key, b"neither a pack nor anything else")
@@ -143,7 +143,7 @@ async def test_text_that_names_what_cannot_be_read_does_not_stop_a_sweep() -> No
     assert key in await world.keys()
 
 
-async def test_text_that_names_a_segment_of_nobody_does_not_stop_a_sweep() -> None:
+async def test_text_that_names_an_orphan_segment_does_not_stop_a_sweep() -> None:
     world, run = await written()
     assert run.head is not None
     ghost = {"before": [{"ref": ref(), "first_seq": 1, "count": 1}], "entries": [], "version": 2}
@@ -190,7 +190,7 @@ async def test_a_lost_answer_of_a_sub_agent_is_reported() -> None:
     assert parent.run.run_id in (await world.sweep()).incomplete[0]
 
 
-async def test_a_store_that_fails_on_what_only_text_names_is_not_trusted() -> None:
+async def test_a_store_that_fails_on_objects_named_only_in_text_is_not_trusted() -> None:
     class Failing(MemoryBlobStore):
         fails = ""
 

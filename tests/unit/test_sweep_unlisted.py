@@ -41,7 +41,7 @@ async def written(workflow_id: str = "w0") -> tuple[FakeNamespace, FakeRun]:
 
 
 @pytest.mark.parametrize("status", WorkflowExecutionStatus.keys())
-async def test_what_has_not_ended_is_open_whatever_else_it_is(status: str) -> None:
+async def test_every_run_that_has_not_ended_is_open(status: str) -> None:
     async def listed(*_: Any, **__: Any) -> ListWorkflowExecutionsResponse:
         info = WorkflowExecutionInfo(status=WorkflowExecutionStatus.Value(status))
         return ListWorkflowExecutionsResponse(executions=[info])
@@ -61,7 +61,7 @@ def test_only_the_end_of_a_run_closes_it() -> None:
     assert not is_closing(HistoryEvent())
 
 
-def test_a_run_tells_of_those_before_and_after_it() -> None:
+def test_a_run_names_its_neighbours_in_the_chain() -> None:
     start = WorkflowExecutionStartedEventAttributes(
         continued_execution_run_id="last", first_execution_run_id="first"
     )
@@ -73,7 +73,7 @@ def test_a_run_tells_of_those_before_and_after_it() -> None:
 
 
 @pytest.mark.guarantee(106)
-async def test_a_run_that_seems_closed_is_read_until_its_last_event_says_so(
+async def test_a_run_listed_as_closed_is_read_to_its_last_event(
     tmp_path: Path,
 ) -> None:
     world, run = await written()
@@ -90,7 +90,7 @@ async def test_a_run_that_seems_closed_is_read_until_its_last_event_says_so(
     assert world.histories_read == []
 
 
-async def test_what_was_beside_a_run_goes_when_it_has_ended(tmp_path: Path) -> None:
+async def test_heartbeat_data_of_a_run_goes_once_the_run_has_ended(tmp_path: Path) -> None:
     world, run = await written()
     run.heartbeat = await world.large("w0")
     await world.sweep(index_dir=tmp_path)
@@ -112,7 +112,7 @@ async def test_a_new_index_does_not_make_a_listing_decide() -> None:
     assert await world.keys() == before == await world.reachable()
 
 
-async def test_a_workflow_is_asked_for_again_before_its_copies_go(tmp_path: Path) -> None:
+async def test_a_workflow_is_checked_again_before_its_objects_go(tmp_path: Path) -> None:
     world, run = await written()
     named = await world.large("w0")
     world.close(run)
@@ -125,7 +125,7 @@ async def test_a_workflow_is_asked_for_again_before_its_copies_go(tmp_path: Path
     assert await world.keys() == await world.reachable()
 
 
-async def test_a_workflow_that_has_gone_is_asked_for_once(tmp_path: Path) -> None:
+async def test_a_deleted_workflow_is_looked_up_once(tmp_path: Path) -> None:
     world, run = await written()
     await world.sweep(LONG, index_dir=tmp_path / "a")
     world.delete(run)
@@ -137,7 +137,7 @@ async def test_a_workflow_that_has_gone_is_asked_for_once(tmp_path: Path) -> Non
     assert other.run.run_id in world.histories_read
 
 
-async def test_a_schedule_counts_until_temporal_says_that_it_is_gone(tmp_path: Path) -> None:
+async def test_a_schedule_counts_until_temporal_reports_it_deleted(tmp_path: Path) -> None:
     world, _ = await written()
     world.nightly = await world.large("w-nightly")
     await world.sweep(LONG, index_dir=tmp_path)
@@ -147,7 +147,7 @@ async def test_a_schedule_counts_until_temporal_says_that_it_is_gone(tmp_path: P
         assert await world.keys() == await world.reachable()
 
 
-async def test_what_a_schedule_held_goes_with_it(tmp_path: Path) -> None:
+async def test_objects_of_a_schedule_go_with_it(tmp_path: Path) -> None:
     world, _ = await written()
     world.nightly = await world.large("w-nightly")
     place = f"v1/{thread_key(NAMESPACE, 'w-nightly')}/"
@@ -161,7 +161,7 @@ async def test_what_a_schedule_held_goes_with_it(tmp_path: Path) -> None:
     assert await world.keys() == await world.reachable()
 
 
-async def test_a_history_that_is_shorter_than_it_was_is_read_anew(tmp_path: Path) -> None:
+async def test_a_shortened_history_is_read_again(tmp_path: Path) -> None:
     world, run = await written()
     past = list(run.payloads[:2])
     await world.sweep(LONG, index_dir=tmp_path)
@@ -172,7 +172,7 @@ async def test_a_history_that_is_shorter_than_it_was_is_read_anew(tmp_path: Path
     assert await world._keys(run.payloads[-1]) <= await world.keys()
 
 
-async def test_records_of_who_was_seen_are_merged_without_those_that_are_gone(
+async def test_records_of_seen_threads_are_merged_without_deleted_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "SWEEP_RECORDS_MAX", 3)
@@ -190,7 +190,7 @@ async def test_records_of_who_was_seen_are_merged_without_those_that_are_gone(
     assert len(await world.keys(f"sweep/{await world.namespace_id()}/seen/")) <= 3
 
 
-async def test_ids_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ids_of_deleted_threads_do_not_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong.sweep.records._GONE_MIN", 2)
     world = FakeNamespace(MemoryBlobStore())
     world.start("w0")
@@ -203,7 +203,7 @@ async def test_ids_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
     assert (await records.load_seen()).workflow_ids == {"w0"}
 
 
-async def test_a_record_that_is_not_understood_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_record_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_RECORDS_MAX", 1)
     store = MemoryBlobStore()
     newer = "sweep/n/seen/1763276400000-0123abcd.json"
@@ -215,7 +215,7 @@ async def test_a_record_that_is_not_understood_stays(monkeypatch: pytest.MonkeyP
     assert await store.get(newer)
 
 
-async def test_records_that_are_merged_while_they_are_read_are_all_found() -> None:
+async def test_records_merged_during_a_read_are_all_found() -> None:
     class Merging(MemoryBlobStore):
         is_merged = False
 

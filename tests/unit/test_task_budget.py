@@ -61,7 +61,7 @@ async def test_a_replay_writes_nothing_while_its_values_fit() -> None:
     ],
     ids=["a completion", "a call", "a payload", "a large payload"],
 )
-async def test_values_of_a_replay_that_do_not_fit_go_to_the_store(
+async def test_oversized_values_of_a_replay_are_offloaded(
     calls: list[list[Payload]],
 ) -> None:
     store = CountingStore()
@@ -73,7 +73,7 @@ async def test_values_of_a_replay_that_do_not_fit_go_to_the_store(
     assert await codec.decode(encoded) == [each for call in calls for each in call]
 
 
-async def test_a_nexus_payload_of_a_replay_that_does_not_fit_fails_the_task() -> None:
+async def test_an_oversized_nexus_payload_of_a_replay_fails_the_task() -> None:
     """It may not be stored, and sending it would end the workflow."""
     context = NexusSerializationContext("endpoint", "service", "operation")
     codec = EverlongCodec(CountingStore()).with_context(context)
@@ -99,7 +99,7 @@ def test_activations_of_one_task_share_its_budget() -> None:
 
 
 @pytest.mark.guarantee(27)
-def test_a_task_has_what_the_replay_before_it_has_left() -> None:
+def test_a_task_gets_the_budget_that_its_replay_left() -> None:
     task = TaskBudget()
     assert task.open(3, live=False, replaying=True).take(1_000_000)
     assert task.open(9, live=False, replaying=True).take(MAX - 1_000_000)
@@ -108,20 +108,20 @@ def test_a_task_has_what_the_replay_before_it_has_left() -> None:
     assert task.open(27, live=True).take(MAX)
 
 
-def test_commands_of_a_run_that_is_ahead_count_for_the_task_that_follows() -> None:
+def test_commands_of_a_run_ahead_count_for_the_next_task() -> None:
     task = TaskBudget()
     assert task.open(9, live=True).take(MAX)
     assert task.open(14, live=False, replaying=True).take(MAX)
     assert not task.open(15, live=True).take(1)
 
 
-def test_a_replay_whose_commands_history_holds_leaves_the_whole_budget() -> None:
+def test_recorded_commands_of_a_replay_cost_no_budget() -> None:
     task = TaskBudget()
     assert task.open(3, live=False, replaying=True).take(MAX)
     assert task.open(9, live=False, replaying=True, settled=True).take(MAX)
 
 
-def test_a_history_that_is_read_late_holds_the_commands_of_before() -> None:
+def test_a_history_read_late_holds_earlier_commands() -> None:
     history = RunHistory()
     assert history.holds_all()
     assert not history.take("schedule_activity", "1")

@@ -62,13 +62,13 @@ async def test_controls_are_signals_with_a_name_and_a_reason() -> None:
     assert client.signals == [("ops-7", name, said) for name in names]
 
 
-async def test_a_decision_that_does_not_fit_is_refused_before_it_is_sent() -> None:
+async def test_an_invalid_decision_is_refused_before_it_is_sent() -> None:
     thread = everlong.thread(cast("Client", SignalledClient()), "ops-7")
     with pytest.raises(DecisionRefused):
         await thread.decide("2-1-5f0c", approve=True, by="ann", reason="x" * 100_000)
 
 
-async def test_threads_are_listed_found_and_counted_and_none_is_asked() -> None:
+async def test_threads_are_listed_found_and_counted_without_queries() -> None:
     many = [Thread(thread_id=f"ops-{number}", started_ms=number) for number in range(450)]
     server = FakeVisibility([*many, Thread(thread_id="ops", status="paused", agent="night")])
     threads = everlong.threads(cast("Client", server))

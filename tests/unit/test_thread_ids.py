@@ -88,7 +88,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("text", GOOD, ids=ascii)
-def test_an_id_that_can_be_seen_is_taken_and_shown_as_it_is(text: str) -> None:
+def test_a_printable_id_is_accepted_and_shown_unchanged(text: str) -> None:
     check_new_id(text)
     assert show_id(text) == text
     assert clean_id(text) == text
@@ -96,7 +96,7 @@ def test_an_id_that_can_be_seen_is_taken_and_shown_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", BAD, ids=ascii)
-def test_an_id_that_cannot_be_seen_is_refused_with_what_an_id_may_be(text: str) -> None:
+def test_an_unprintable_id_is_refused_with_the_rule(text: str) -> None:
     with pytest.raises(ThreadIdRefused, match="An id has 1 to 1,000 bytes in UTF-8") as raised:
         check_new_id(text)
     said = str(raised.value)
@@ -105,26 +105,26 @@ def test_an_id_that_cannot_be_seen_is_refused_with_what_an_id_may_be(text: str) 
 
 
 @given(st.characters())
-def test_whatever_unicode_calls_a_control_a_break_or_a_blank_is_refused(character: str) -> None:
+def test_unicode_controls_breaks_and_blanks_are_refused(character: str) -> None:
     if unicodedata.category(character) in ("Cc", "Cs", "Co", "Zl", "Zp", "Zs") and character != " ":
         assert not is_new_id(f"a{character}b")
 
 
 @given(st.text(f"{''.join(GOOD[:3])}{''.join(BAD[:29])}😀", min_size=1, max_size=300))
-def test_any_text_becomes_an_id_that_may_be_taken(text: str) -> None:
+def test_any_text_becomes_an_acceptable_id(text: str) -> None:
     for made in (derive_id(text, "-fork"), build_child_id(text, "ops", "0123456789ab")):
         assert is_new_id(made)
         assert len(made.encode()) <= 1000
 
 
 @pytest.mark.parametrize("text", ["", "x" * 1001, "\ud800"], ids=ascii)
-def test_what_temporal_takes_for_no_id_names_no_thread(text: str) -> None:
+def test_ids_that_temporal_refuses_name_no_thread(text: str) -> None:
     with pytest.raises(ThreadNotFound):
         check_id(text)
 
 
 @pytest.mark.parametrize("text", [each for each in BAD if each and "\0" not in each], ids=ascii)
-def test_an_id_as_it_is_shown_can_be_pasted_into_a_shell(text: str) -> None:
+def test_a_shown_id_can_be_pasted_into_a_shell(text: str) -> None:
     try:
         wanted = text.encode()
     except UnicodeEncodeError:
@@ -164,7 +164,7 @@ STARTS = {
 }
 
 
-def test_every_door_that_starts_a_workflow_is_known() -> None:
+def test_every_call_that_starts_a_workflow_is_known() -> None:
     found = set()
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -239,7 +239,7 @@ class Passed(client.OutboundInterceptor):
 
 
 @pytest.mark.parametrize("workflow", [AGENT_WORKFLOW, "Theirs"])
-async def test_temporals_own_client_starts_threads_under_sound_ids_and_others_as_ever(
+async def test_temporals_own_client_starts_threads_only_under_sound_ids(
     workflow: str,
 ) -> None:
     passed = Passed()

@@ -93,7 +93,7 @@ async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
     assert page.agents == ("billing", "ops")
 
 
-async def test_the_version_changes_when_a_row_does_and_only_then(seen: Visibility) -> None:
+async def test_the_version_changes_only_with_a_row(seen: Visibility) -> None:
     seen.pages = [[row("a")], [row("a")], [row("a", stored_bytes=1)]]
     listed = directory()
     versions = []
@@ -103,7 +103,7 @@ async def test_the_version_changes_when_a_row_does_and_only_then(seen: Visibilit
     assert versions[0] == versions[1] != versions[2]
 
 
-async def test_the_version_changes_when_a_failure_begins_and_when_it_is_over(
+async def test_the_version_changes_when_a_failure_begins_and_ends(
     seen: Visibility,
 ) -> None:
     seen.pages = [[row("a")], [row("a")]]
@@ -121,7 +121,7 @@ async def test_the_version_changes_when_a_failure_begins_and_when_it_is_over(
     assert len({*versions, listed.version}) == 3
 
 
-async def test_a_thread_that_rolls_while_pages_are_read_is_not_lost(seen: Visibility) -> None:
+async def test_a_thread_that_rolls_during_a_listing_is_not_lost(seen: Visibility) -> None:
     seen.pages = [[row("a"), row("b")], [row("b")], [row("b")]]
     listed = directory()
     await listed.read()
@@ -131,7 +131,7 @@ async def test_a_thread_that_rolls_while_pages_are_read_is_not_lost(seen: Visibi
     assert {each.thread_id for each in await listed.rows()} == {"b"}
 
 
-async def test_one_row_for_an_id_with_several_runs(seen: Visibility) -> None:
+async def test_an_id_with_several_runs_has_one_row(seen: Visibility) -> None:
     seen.pages = [[row("a", started_ms=5, run_id="new"), row("a", started_ms=2, run_id="old")]]
     listed = directory()
     await listed.read()
@@ -139,7 +139,7 @@ async def test_one_row_for_an_id_with_several_runs(seen: Visibility) -> None:
 
 
 @pytest.mark.guarantee(96)
-async def test_a_reading_that_fails_is_told_and_what_was_read_is_still_shown(
+async def test_a_failed_refresh_is_reported_and_earlier_rows_stay(
     seen: Visibility,
 ) -> None:
     seen.pages = [[row("a")]]
@@ -158,7 +158,7 @@ async def test_a_reading_that_fails_is_told_and_what_was_read_is_still_shown(
     assert "the server is away" in page.problem
 
 
-async def test_without_a_server_the_page_is_there_and_says_so() -> None:
+async def test_the_page_reports_a_missing_server() -> None:
     listed = Directory(nowhere)
     async with listed.kept_fresh():
         page = await listed.page()
@@ -166,7 +166,7 @@ async def test_without_a_server_the_page_is_there_and_says_so() -> None:
     assert "no server in this test" in page.problem
 
 
-def test_gauges_say_how_much_is_used_and_how_many_days_are_left() -> None:
+def test_gauges_show_usage_and_days_left() -> None:
     status = ThreadStatus(
         agent="ops",
         status="waiting",
@@ -218,12 +218,12 @@ def test_a_fleet_adds_up() -> None:
     assert (view.steps, view.tokens, view.cost_usd) == (4, 7, 0.5)
 
 
-def test_quantiles_of_nothing_are_none() -> None:
+def test_quantiles_of_no_values_are_none() -> None:
     assert find_quantile([], 0.5) is None
     assert find_quantile([1.0], 0.95) == 1.0
 
 
-def test_quantiles_are_values_that_there_are() -> None:
+def test_quantiles_are_existing_values() -> None:
     values = [float(each) for each in range(1, 21)]
     assert (find_quantile(values, 0.5), find_quantile(values, 0.95)) == (10.0, 19.0)
 
@@ -243,9 +243,7 @@ def listed() -> WorkflowExecutionInfo:
         (2, 0),  # Nothing has come in the last hour.
     ],
 )
-def test_growth_in_lists_is_by_the_clock_and_not_as_a_thread_last_said(
-    hours: float, growth: float
-) -> None:
+def test_growth_in_lists_decays_with_the_clock(hours: float, growth: float) -> None:
     began_ms = int(time.time() * 1000 - hours * 3_600_000)
     card = ThreadCard(ms=began_ms, stored_bytes=7200, trend=((began_ms, 0), (began_ms + 5, 7200)))
     assert row_of(listed(), card).growth_bytes_per_hour == pytest.approx(growth, rel=0.05)

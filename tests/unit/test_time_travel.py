@@ -73,7 +73,7 @@ def a_turn() -> list[Entry]:
     ]
 
 
-def test_totals_count_each_kind_and_add_to_what_was_before() -> None:
+def test_totals_count_each_kind_and_add_to_earlier_totals() -> None:
     entries = a_turn()
     found = add_up(entries)
     assert (found.messages, found.steps, found.tool_calls, found.failures) == (1, 2, 1, 0)
@@ -83,7 +83,7 @@ def test_totals_count_each_kind_and_add_to_what_was_before() -> None:
         assert add_up(entries[cut:], add_up(entries[:cut])) == found
 
 
-def test_an_approval_waits_from_its_asking_to_its_decision() -> None:
+def test_an_approval_is_pending_from_request_to_decision() -> None:
     entries = a_turn()
     waits = [bool(time_travel.pending_after(entries[:upto])) for upto in range(len(entries) + 1)]
     assert waits == [False, False, False, True, False, False, False, False]
@@ -108,17 +108,17 @@ def test_an_escalated_approval_waits_for_others() -> None:
     ],
     ids=lambda entry: entry.kind,
 )
-def test_nobody_is_waited_for_once_the_calls_are_broken_off(end: Entry) -> None:
+def test_cancelled_calls_have_no_pending_approvals(end: Entry) -> None:
     assert time_travel.pending_after([asked(1, "1-1")])
     assert not time_travel.pending_after([asked(1, "1-1"), end])
 
 
-def test_a_pause_breaks_nothing_off() -> None:
+def test_a_pause_cancels_no_call() -> None:
     paused = build_note(2, Kind.CONTROL, ControlNote(action="pause"), 2000)
     assert time_travel.pending_after([asked(1, "1-1"), paused])
 
 
-def test_what_is_there_twice_is_added_twice() -> None:
+def test_duplicate_entries_are_added_twice() -> None:
     assert time_travel.added(["a", "b"], ["b", "a", "a", "c"]) == ("a", "c")
     assert time_travel.added(["a", "a"], ["a"]) == ()
 
@@ -142,7 +142,7 @@ def status_of(head: object) -> ThreadStatus:
 
 
 @pytest.mark.guarantee(75)
-async def test_the_context_at_an_entry_is_what_a_model_call_would_read() -> None:
+async def test_the_context_at_an_entry_equals_a_model_calls() -> None:
     past = await past_of(a_turn())
     scene = await past.scene(5)
     assert [message.role for message in scene.context] == ["user", "assistant", "tool"]
@@ -183,7 +183,7 @@ async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> No
 
 
 @pytest.mark.guarantee(13)
-async def test_a_snapshot_of_a_strange_thread_is_not_read() -> None:
+async def test_a_snapshot_of_an_unrelated_thread_is_not_read() -> None:
     packs = PackStore(MemoryBlobStore())
     strange = thread_key("default", "other")
     data = dump(Snapshot(upto_seq=1, time_ms=0, budget_bytes=1000, summary="secret"))
@@ -198,7 +198,7 @@ async def test_a_snapshot_of_a_strange_thread_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("seq", [-1, 0, 8])
-async def test_an_entry_that_is_not_there_is_named(seq: int) -> None:
+async def test_an_unknown_entry_is_named(seq: int) -> None:
     past = await past_of(a_turn())
     with pytest.raises(EntryNotFound, match=f"1 to 7, and no {seq}"):
         await past.scene(seq)

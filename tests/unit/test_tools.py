@@ -53,7 +53,7 @@ def test_a_tool_is_described_by_its_signature_and_docstring() -> None:
     }
 
 
-def test_a_description_beside_the_type_wins_over_the_docstring() -> None:
+def test_a_description_in_the_annotation_overrides_the_docstring() -> None:
     @tool
     def look(path: Annotated[str, Field(description="where")], deep: bool = False) -> str:
         """Look.
@@ -89,7 +89,7 @@ def test_rich_types_have_a_schema_and_are_parsed() -> None:
     assert made.schema["properties"]["levels"]["items"]["enum"] == ["info", "error"]
 
 
-def test_parameters_may_have_names_that_mean_something_to_pydantic() -> None:
+def test_parameters_may_have_names_reserved_by_pydantic() -> None:
     @tool
     def odd(json: str, copy: int, model_config: bool, _hidden: str = "x") -> str:
         """Do."""
@@ -107,7 +107,7 @@ def test_parameters_may_have_names_that_mean_something_to_pydantic() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["", "  ", "null", "{}"])
-def test_no_arguments_may_be_written_in_any_way(arguments: str) -> None:
+def test_empty_arguments_may_have_any_form(arguments: str) -> None:
     @tool
     def ping() -> str:
         """Ping."""
@@ -128,7 +128,7 @@ def test_no_arguments_may_be_written_in_any_way(arguments: str) -> None:
         "{}",
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(arguments: str) -> None:
+def test_invalid_arguments_are_refused(arguments: str) -> None:
     with pytest.raises(ValidationError):
         restart.parse(arguments)
 
@@ -211,7 +211,7 @@ def _field_default(x: int = Field(3)) -> str:
         (type("A" * 65, (), {}), "1 to 64 letters"),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused_with_the_reason(
+def test_an_unsuitable_function_is_refused_with_the_reason(
     function: Callable[..., Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -223,7 +223,7 @@ def pay(amount: int, to: str = "us") -> str:
     return f"{amount} {to}"
 
 
-def test_options_are_those_of_the_tool() -> None:
+def test_a_tool_keeps_its_options() -> None:
     made = tool(
         needs_approval=True,
         approvers=["alice"],
@@ -255,7 +255,7 @@ def test_a_rule_says_which_calls_need_approval() -> None:
 
 
 @pytest.mark.parametrize("rule", [True, lambda amount, to: True])
-def test_no_approval_is_asked_for_a_call_that_will_be_refused(
+def test_an_invalid_call_asks_for_no_approval(
     rule: bool | Callable[..., bool],
 ) -> None:
     made = tool(needs_approval=rule)(pay)
@@ -264,7 +264,7 @@ def test_no_approval_is_asked_for_a_call_that_will_be_refused(
 
 
 @pytest.mark.guarantee(64)
-def test_a_rule_that_fails_asks_a_person(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_rule_requires_approval(caplog: pytest.LogCaptureFixture) -> None:
     def rule(amount: int, to: str) -> bool:
         raise KeyError(to)
 
@@ -310,7 +310,7 @@ async def _later(amount: int, to: str) -> bool:
         ({"retries": 3}, "unknown option retries; @tool takes needs_approval"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(options: Any, message: str) -> None:
+def test_nonsensical_options_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tool(**options)(pay)
 
@@ -357,7 +357,7 @@ def _circle() -> list[object]:
     [threading.Lock(), {"secret": object()}, _circle(), ["lone \udcff"], [b"\xff"]],
     ids=["lock", "object", "circle", "surrogate", "bytes"],
 )
-def test_a_result_that_is_no_json_is_a_clear_error(result: object) -> None:
+def test_a_result_that_json_cannot_hold_is_a_clear_error(result: object) -> None:
     with pytest.raises(TypeError, match=r"'restart' returned a .* that is not JSON") as caught:
         restart.format_result(result)
     assert "secret" not in str(caught.value)
@@ -381,7 +381,7 @@ async def _seen() -> CallInfo:
     return current_call()
 
 
-async def test_calls_at_the_same_time_do_not_mix() -> None:
+async def test_concurrent_calls_do_not_mix() -> None:
     async def run(number: int) -> bool:
         mine = dataclasses.replace(CALL, call_id=str(number))
         with set_current_call(mine):
@@ -391,7 +391,7 @@ async def test_calls_at_the_same_time_do_not_mix() -> None:
     assert all(await asyncio.gather(*(run(number) for number in range(50))))
 
 
-def test_outside_a_tool_there_is_no_call() -> None:
+def test_there_is_no_current_call_outside_a_tool() -> None:
     with set_current_call(CALL):
         pass
     with pytest.raises(ConfigError, match="outside a tool"):

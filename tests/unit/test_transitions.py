@@ -303,7 +303,7 @@ TestLife.settings = settings(max_examples=scaled(25, 60), stateful_step_count=60
 
 @pytest.mark.guarantee(63)
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
-def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bool]) -> None:
+def test_results_are_journalled_in_call_order(order: list[bool]) -> None:
     wanted = tuple(WantedCall(call_id=f"c{i}", tool="t") for i in range(len(order)))
     head = SegmentRef(ref=REF, first_seq=1, count=7)
     turn = ModelTurn(head=head, tool_calls=wanted, context_bytes=1, written_bytes=1)
@@ -323,7 +323,7 @@ def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bo
 
 
 @pytest.mark.guarantee(40)
-def test_a_message_that_is_sent_again_with_its_id_is_known() -> None:
+def test_a_message_repeated_with_its_id_is_recognized() -> None:
     message = SendMessage(text="once", id="m1")
     state = transitions.queue(ThreadState(), message)
     assert transitions.find_number(state, message) == 1
@@ -335,7 +335,7 @@ def test_a_message_that_is_sent_again_with_its_id_is_known() -> None:
     assert transitions.find_number(state, SendMessage(text="different", id="m3")) == 3
 
 
-def test_a_compaction_that_changed_nothing_is_no_compaction() -> None:
+def test_a_compaction_without_effect_is_not_recorded() -> None:
     snapshot = SnapshotRef(ref=REF, upto_seq=3)
     state = ThreadState(snapshot=snapshot, compaction_due_ms=5, context_bytes=9)
     done = CompactDone(
@@ -346,7 +346,7 @@ def test_a_compaction_that_changed_nothing_is_no_compaction() -> None:
     assert (after.compaction_due_ms, after.next_expiry_ms) == (None, 77)
 
 
-def test_a_compaction_says_how_late_it_was() -> None:
+def test_a_compaction_records_its_delay() -> None:
     state = ThreadState(compaction_due_ms=1000, context_bytes=9)
     done = CompactDone(
         snapshot=SnapshotRef(ref=REF, upto_seq=3), before_bytes=9, after_bytes=4, written_bytes=2

@@ -87,7 +87,7 @@ async def poll(server: Server, handle: Handle | None = None) -> tuple[TurnEnd | 
 
 
 @pytest.mark.guarantee(43)
-async def test_a_wait_outlasts_empty_polls_and_a_server_that_is_away() -> None:
+async def test_a_wait_survives_empty_polls_and_a_server_outage() -> None:
     away = RPCStatusCode.UNAVAILABLE
     server = Server(nothing(), away, RPCStatusCode.DEADLINE_EXCEEDED, away, number(7))
     found, problems = await poll(server)
@@ -97,7 +97,7 @@ async def test_a_wait_outlasts_empty_polls_and_a_server_that_is_away() -> None:
 
 
 @pytest.mark.parametrize("status", [RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED])
-async def test_an_update_that_the_server_does_not_give_is_lost(status: RPCStatusCode) -> None:
+async def test_an_update_unknown_to_the_server_is_lost(status: RPCStatusCode) -> None:
     assert (await poll(Server(status)))[0] is None
 
 
@@ -105,13 +105,13 @@ async def test_an_update_whose_run_has_closed_is_lost() -> None:
     assert (await poll(Server(failed("AcceptedUpdateCompletedWorkflow"))))[0] is None
 
 
-async def test_a_refusal_is_known_to_the_handle_alone() -> None:
+async def test_a_refusal_is_raised_by_the_handle() -> None:
     refused = WorkflowUpdateFailedError(ApplicationError("12 messages wait already"))
     with pytest.raises(MessageRefused, match="12 messages wait already"):
         await poll(Server(RPCStatusCode.NOT_FOUND), Handle(refused))
 
 
-async def test_beyond_a_bound_on_long_polls_the_update_is_looked_at_without_waiting(
+async def test_an_update_beyond_the_long_poll_bound_is_checked_without_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(follower, "LONG_POLLS_MAX", 0)
@@ -120,7 +120,7 @@ async def test_beyond_a_bound_on_long_polls_the_update_is_looked_at_without_wait
     assert server.stages == [0, 0, 0]
 
 
-async def test_looks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "LONG_POLLS_MAX", 1)
     monkeypatch.setattr(updates, "_LOOK_SECONDS_MIN", 0.5)
     server = Server()
@@ -137,7 +137,7 @@ async def test_looks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.Mo
     assert polls.count == 0
 
 
-async def test_long_polls_are_counted_while_they_are_under_way() -> None:
+async def test_long_polls_are_counted_while_they_run() -> None:
     server = Server()
     polls = follower.long_polls(cast("Client", server))
     polling = asyncio.create_task(poll(server))
@@ -149,7 +149,7 @@ async def test_long_polls_are_counted_while_they_are_under_way() -> None:
     assert polls.count == 0
 
 
-async def test_time_that_is_over_says_what_the_thread_waits_for() -> None:
+async def test_a_timeout_says_what_the_thread_waits_for() -> None:
     watch = types.SimpleNamespace(latest=None, held_by="the store is away")
     wait = _Wait(cast("Client", Server()), "ops-7", 0.1, cast("Any", watch))
     with pytest.raises(NotAnswered, match=r"is not done after 0 s.*held last by: the store"):

@@ -97,7 +97,7 @@ async def sent(server: Server, **options: Any) -> WorkflowUpdateHandle[int]:
         )
 
 
-async def test_an_update_that_no_worker_takes_at_first_is_sent_once_and_polled_for() -> None:
+async def test_an_update_that_no_worker_accepts_at_first_is_sent_once_and_polled() -> None:
     server = Server(reached(1), RPCStatusCode.DEADLINE_EXCEEDED, reached(2))
     handle = await sent(server)
     assert (handle.id, handle.workflow_id, handle.workflow_run_id) == ("m-1", "ops-7", "run-1")
@@ -105,7 +105,7 @@ async def test_an_update_that_no_worker_takes_at_first_is_sent_once_and_polled_f
     assert server.polled == [("ops-7", "m-1", 2)] * 3
 
 
-async def test_an_update_that_the_server_has_forgotten_is_sent_again_with_its_id() -> None:
+async def test_a_forgotten_update_is_sent_again_with_its_id() -> None:
     server = Server(NOT_FOUND, NOT_FOUND, reached(2))
     await sent(server)
     assert [each["id"] for each in server.sent] == ["m-1"] * 3
@@ -121,7 +121,7 @@ async def test_a_result_comes_with_the_poll() -> None:
     assert server.sent[0]["wait_for_stage"] == WorkflowUpdateStage.COMPLETED
 
 
-async def test_a_refusal_that_comes_with_the_poll_is_told() -> None:
+async def test_a_refusal_from_a_poll_is_raised() -> None:
     server = Server(reached(3, refusal="12 messages wait already"))
     with pytest.raises(MessageRefused, match="12 messages wait already"):
         await update(
@@ -129,12 +129,12 @@ async def test_a_refusal_that_comes_with_the_poll_is_told() -> None:
         )
 
 
-async def test_time_that_is_over_ends_the_polls() -> None:
+async def test_a_timeout_ends_the_polls() -> None:
     with pytest.raises(NoWorker):
         await sent(Server(), seconds_max=0.2)
 
 
-async def test_a_caller_that_is_cancelled_while_it_polls_stays_cancelled() -> None:
+async def test_a_caller_cancelled_during_a_poll_stays_cancelled() -> None:
     server = Server()
     waiting = asyncio.create_task(sent(server))
     while not server.polled:

@@ -29,7 +29,7 @@ class SlowKeys(PayloadCodec):
 
 
 @pytest.mark.parametrize("seconds_max", [None, 60.0])
-async def test_a_time_out_of_a_codec_is_not_the_end_of_the_wait(seconds_max: float | None) -> None:
+async def test_a_codec_timeout_does_not_end_the_wait(seconds_max: float | None) -> None:
     server = Server(page(*History().events))
     server.data_converter = dataclasses.replace(pydantic_data_converter, payload_codec=SlowKeys())
     with pytest.raises(TimeoutError, match="no key within 1 s"):
@@ -38,7 +38,7 @@ async def test_a_time_out_of_a_codec_is_not_the_end_of_the_wait(seconds_max: flo
         )
 
 
-async def test_a_server_that_does_not_answer_about_a_pause_does_not_prolong_a_wait() -> None:
+async def test_a_silent_server_does_not_prolong_a_wait() -> None:
     server = Server(page(*History().task().send(1).signal("pause").task().events))
     wait = _Wait(cast("Client", server), "ops-7", 0.2)
 
@@ -82,7 +82,7 @@ async def test_an_archive_waits_through_a_reset_for_the_end(
         assert await archives._wait_for_end(cast("Client", None), "ops-7", 5.0) == "run-3"
 
 
-async def test_an_archive_of_a_thread_that_is_reset_again_and_again_is_given_up(
+async def test_archiving_a_repeatedly_reset_thread_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def ended_run(*_: object) -> str:

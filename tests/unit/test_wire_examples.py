@@ -43,7 +43,7 @@ def ref(data: bytes) -> Payload:
     return Payload(metadata={"encoding": ENCODING}, data=data)
 
 
-async def test_the_examples_are_read_as_what_the_page_says() -> None:
+async def test_the_examples_decode_to_the_documented_values() -> None:
     first, first_ref, second, sealed, sealed_ref, inline, sealed_inline = dumps()
     store = MemoryBlobStore()
     names = re.findall(r"`([0-9a-f]{64})`", EXAMPLES)
@@ -63,7 +63,7 @@ async def test_the_examples_are_read_as_what_the_page_says() -> None:
 
 
 @pytest.mark.skipif(not IS_SAME_ZSTD, reason="another version of zstd may write other frames")
-async def test_the_examples_are_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_encoder_writes_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     first, first_ref, second, sealed, sealed_ref, *_ = dumps()
     store = MemoryBlobStore()
     codec = EverlongCodec(store, inline_bytes_max=0).with_context(workflow())
@@ -82,7 +82,7 @@ async def test_the_examples_are_what_is_written(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not IS_SAME_ZSTD, reason="another version of zstd may write other names")
-def test_the_segment_leads_to_the_one_before_it() -> None:
+def test_the_example_segment_references_the_previous_one() -> None:
     newest, before = re.findall(r'^\{"before".*$', EXAMPLES, re.MULTILINE)
     [place] = json.loads(newest)["before"]
     assert len(before) == place["ref"]["size_bytes"]

@@ -101,7 +101,7 @@ async def test_a_worker_with_workflows_of_a_team_keeps_the_sdks_sticky_timeout()
 
 
 @pytest.mark.parametrize("workflows", [[], [Theirs]])
-async def test_a_workers_own_sticky_timeout_wins(workflows: list[type]) -> None:
+async def test_an_explicit_sticky_timeout_wins(workflows: list[type]) -> None:
     own = timedelta(seconds=7)
     for option in (None, 2.5):
         plugin = EverlongPlugin(store="memory:", agents=[AGENT], sticky_seconds=option)
@@ -110,7 +110,7 @@ async def test_a_workers_own_sticky_timeout_wins(workflows: list[type]) -> None:
 
 @pytest.mark.parametrize("workflows", [[], [Theirs]])
 @pytest.mark.parametrize("seconds", [2.5, SDK_STICKY.total_seconds()])
-async def test_the_plugins_sticky_timeout_is_for_any_worker(
+async def test_the_plugins_sticky_timeout_applies_to_any_worker(
     workflows: list[type], seconds: float
 ) -> None:
     plugin = EverlongPlugin(store="memory:", agents=[AGENT], sticky_seconds=seconds)
@@ -118,7 +118,7 @@ async def test_the_plugins_sticky_timeout_is_for_any_worker(
     assert found[STICKY] == timedelta(seconds=seconds)
 
 
-async def test_a_default_of_slots_gives_way_to_a_tuner_and_to_a_workers_own(
+async def test_a_tuner_or_explicit_slots_override_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slots = "max_concurrent_workflow_tasks"
@@ -190,7 +190,7 @@ def test_every_setting_has_a_variable() -> None:
         ("EVERLONG_IDENTITY", "a\nb", "has 3 characters; give at most 200"),
     ],
 )
-def test_a_value_out_of_bounds_says_what_to_give(name: str, value: str, said: str) -> None:
+def test_an_out_of_bounds_value_is_refused_with_its_range(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_settings({name: value})
     assert str(raised.value).startswith(f"{name} {said}")
