@@ -166,8 +166,8 @@ async def _rows(size: int) -> list[Row]:
             info.status = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED
             info.close_time.FromMilliseconds(closed_ms)
         info.memo.fields[CARD_MEMO].CopyFrom(memos[number % _CARDS])
-        said = {pair.key.name: pair.value for pair in attributes(number)}
-        for name, value in said.items():
+        values = {pair.key.name: pair.value for pair in attributes(number)}
+        for name, value in values.items():
             payload = info.search_attributes.indexed_fields[name]
             payload.metadata["encoding"] = b"json/plain"
             payload.metadata["type"] = SEARCH_ATTRIBUTES[name].encode()
@@ -180,8 +180,8 @@ async def _rows(size: int) -> list[Row]:
                 "Running" if closed_ms is None else "Completed",
                 started_ms,
                 closed_ms,
-                said["EverlongStatus"],
-                said["EverlongAgent"],
+                values["EverlongStatus"],
+                values["EverlongAgent"],
                 listed_bytes(info),
             )
         )

@@ -81,7 +81,7 @@ class Point:
 
 async def measure_amplification(size: Size) -> Report:
     """Measure all scenarios, with all seeds, with one worker and with two."""
-    report = Report("The codec on what a loop sends: list, reply and result of each step")
+    report = Report("The codec on the payloads of a loop: list, reply and result of each step")
     points: list[Point] = []
     for scenario in size.scenarios:
         for seed in size.seeds:

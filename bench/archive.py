@@ -79,7 +79,7 @@ async def write_journal(packs: PackStore, steps: int) -> SegmentRef:
         call = ToolCall(id=call_id, tool=function["name"], arguments=function["arguments"])
         reply = Message(role="assistant", text=assistant["content"], tool_calls=(call,))
         seq, now_ms = seq_after(head), 1_794_800_000_000 + 5000 * number
-        said = dataclasses.replace(
+        message = dataclasses.replace(
             build_entry(seq, Kind.REPLY, reply, now_ms),
             tokens=1000,
             cost_usd=0.01,
@@ -87,7 +87,7 @@ async def write_journal(packs: PackStore, steps: int) -> SegmentRef:
         )
         result = Message(role="tool", text=answer["content"], call_id=call_id, tool=call.tool)
         entry, _ = await message_entry(journal, Kind.TOOL_RESULT, result, now_ms + 900, 32 * 1024)
-        head, _ = await journal.append(head, [said, dataclasses.replace(entry, seq=seq + 1)])
+        head, _ = await journal.append(head, [message, dataclasses.replace(entry, seq=seq + 1)])
     if head is None:
         raise SystemExit("there are no steps")
     return head

@@ -10,13 +10,13 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from bench import evidence_phrases as said
+from bench import evidence_phrases as phrases
 from bench.evidence_names import World
 from bench.evidence_outputs import failed_output, failures_of, long_output, shell_line, short_output
 from everlong.compaction import Item
 from everlong.models import Entry, Kind, Message, ToolCall, build_entry
 
-DOMAINS: Final = tuple(said.DOMAINS)
+DOMAINS: Final = tuple(phrases.DOMAINS)
 _START_MS: Final = 1_730_000_000_000
 _STEP_MS: Final = 20_000
 
@@ -73,13 +73,15 @@ class Transcript:
     truth: Truth
 
 
-def corpus(count: int = 40, seed: int = 4, forms: said.Forms = said.FORMS) -> Iterator[Transcript]:
+def corpus(
+    count: int = 40, seed: int = 4, forms: phrases.Forms = phrases.FORMS
+) -> Iterator[Transcript]:
     """Yield `count` transcripts, with the kinds of work in turn; the same on every run."""
     for at in range(count):
         yield transcript(f"{seed}-{at}", DOMAINS[at % len(DOMAINS)], forms)
 
 
-def transcript(name: str, domain: str, forms: said.Forms = said.FORMS) -> Transcript:
+def transcript(name: str, domain: str, forms: phrases.Forms = phrases.FORMS) -> Transcript:
     """Return one transcript of 100 to 300 steps."""
     writer = _Writer(random.Random(f"evidence {name}"), domain, forms)  # noqa: S311 - no secret
     steps = writer.random.randint(100, 284)
@@ -92,11 +94,11 @@ def transcript(name: str, domain: str, forms: said.Forms = said.FORMS) -> Transc
 class _Writer:
     """Writes a transcript, and records the planted evidence."""
 
-    def __init__(self, source: random.Random, domain: str, forms: said.Forms) -> None:
+    def __init__(self, source: random.Random, domain: str, forms: phrases.Forms) -> None:
         self.random = source
         self.domain = domain
         self.forms = forms
-        self.words = said.DOMAINS[domain]
+        self.words = phrases.DOMAINS[domain]
         self.world = World(source, domain)
         self.truth = Truth()
         self.items: list[Item] = []
@@ -137,7 +139,7 @@ class _Writer:
 
     def _step(self) -> None:
         self.steps += 1
-        parts = [self._pick(said.NARRATION)]
+        parts = [self._pick(phrases.NARRATION)]
         if self.random.random() < 0.3:
             parts.append(self._finding())
         if self.random.random() < 0.06:
@@ -155,7 +157,7 @@ class _Writer:
             self._result(reply.seq, call, argument)
 
     def _answer(self) -> None:
-        parts = [self._fill(self.random.choice(said.ANSWERS)), self._finding()]
+        parts = [self._fill(self.random.choice(phrases.ANSWERS)), self._finding()]
         if self.random.random() < 0.5:
             parts.append(self._decision(self.forms.decisions_by_agent))
         if self.random.random() < 0.3:
@@ -174,11 +176,11 @@ class _Writer:
         if self.random.random() < 0.15:
             first, second = self.random.sample(self.words["options"], 2)
             line = f"{first} for {self.random.choice(self.words['things'])} and {second} elsewhere"
-            text += f"\n\n{self._fill(self.random.choice(said.DECISION_HEADINGS))}\n- {line}"
+            text += f"\n\n{self._fill(self.random.choice(phrases.DECISION_HEADINGS))}\n- {line}"
             self.truth.decisions.append(Planted(line, self._seq))
         if self.random.random() < 0.15 and self._todos:
             todo = self._todos.pop()
-            text += f"\n\n{self.random.choice(said.OPEN_HEADINGS)}\n* {todo}"
+            text += f"\n\n{self.random.choice(phrases.OPEN_HEADINGS)}\n* {todo}"
             self.truth.asks.append(Planted(todo, self._seq))
         return text
 
@@ -227,7 +229,7 @@ class _Writer:
 
     def _approval(self, call: ToolCall) -> None:
         """Ask a person, who decides."""
-        who, why = self.random.choice(said.PEOPLE), self.random.choice(self.words["reasons"])
+        who, why = self.random.choice(phrases.PEOPLE), self.random.choice(self.words["reasons"])
         asked = len(self.items)
         identity = f"{asked}-0"
         self._note(
@@ -245,10 +247,10 @@ class _Writer:
     # Sentences.
 
     def _request(self) -> str:
-        return self._fill(self.random.choice(said.REQUESTS))
+        return self._fill(self.random.choice(phrases.REQUESTS))
 
     def _finding(self) -> str:
-        return self._fill(self.random.choice(said.FINDINGS))
+        return self._fill(self.random.choice(phrases.FINDINGS))
 
     def _decision(self, forms: list[str]) -> str:
         text = self._once(forms)
@@ -268,7 +270,7 @@ class _Writer:
         if not self._todos:
             return ""
         todo = self._todos.pop(self.random.randrange(len(self._todos)))
-        ask, closing = self.random.choice(said.CLOSED)
+        ask, closing = self.random.choice(phrases.CLOSED)
         self._closing.append(closing.replace("{do}", todo))
         text = ask.replace("{do}", todo)
         self.truth.closed.append(Planted(text, self._seq))
@@ -292,7 +294,7 @@ class _Writer:
         return form.format(
             thing=draw.choice(self.words["things"]),
             symptom=draw.choice(self.words["symptoms"]),
-            who=draw.choice(said.PEOPLE),
+            who=draw.choice(phrases.PEOPLE),
             why=draw.choice(self.words["reasons"]),
             x=x,
             y=y,

@@ -64,10 +64,10 @@ class Survival:
     stale_asks: Count
     """Asks that were closed: `kept` is how many are still listed as open."""
     listed_asks: Count
-    """Open asks: `kept` is how many are listed as such, not just said somewhere."""
+    """Open asks: `kept` is how many are listed as such, not just mentioned."""
     listed_decisions: Count
     by_users: Count
-    """Asks and decisions that users said themselves."""
+    """Asks and decisions in the words of users."""
     digest: str
     """Digest of the bytes of all ten snapshots."""
 
@@ -239,12 +239,12 @@ def _texts(messages: Sequence[Message]) -> list[str]:
 
 def _by_users(transcript: Transcript, missing: Container[str]) -> Count:
     truth, items = transcript.truth, transcript.items
-    said = [
+    lines = [
         each.text
         for each in (*truth.asks, *truth.decisions)
         if items[each.seq - 1].entry.kind == Kind.MESSAGE
     ]
-    return Count(len(said), sum(text not in missing for text in said))
+    return Count(len(lines), sum(text not in missing for text in lines))
 
 
 def _listed(planted: Sequence[Planted], section: str) -> Count:

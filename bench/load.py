@@ -290,7 +290,7 @@ async def _read_tasks(client: Client, thread_ids: Sequence[str], since_ms: int) 
 def _load_report(
     threads: int, steps: int, loads: dict[str, list[Load]], tasks: dict[str, list[Tasks]]
 ) -> Report:
-    report = Report(f"{threads} threads at once, {steps} steps of 2 KB each, beside a plain loop")
+    report = Report(f"{threads} threads at once, {steps} steps of 2 KB each, against a plain loop")
     columns = ("turn", "calls/s", "CPU ms/call", "worker MiB", "CPU of all ms/call", "failed")
     for kind, found in loads.items():
         rows = [

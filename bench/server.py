@@ -48,7 +48,7 @@ async def measure_server(
             plain, *others = runners
             step, reason = await plain.run_until_terminated()
             report.add(f"{PLAIN}: terminated in step", step)
-            report.notes.append(f"{PLAIN}: the server said: {reason}")
+            report.notes.append(f"{PLAIN}: the server reported: {reason}")
             await _measure_to(report, others, size.steps_long, size)
     kinds = sorted({place.url.split(":")[0] for place in places.values()})
     report.notes.append(

@@ -56,7 +56,7 @@ async def populate(
                 AGENT_WORKFLOW,
                 ThreadStart(agent=AGENTS[number % len(AGENTS)]),
                 id=f"{prefix}-{number:0{digits}}",
-                task_queue="nobody",
+                task_queue="no-worker",
                 memo={CARD_MEMO: card(number)},
                 search_attributes=attributes(number),
             )

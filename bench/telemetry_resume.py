@@ -175,7 +175,7 @@ async def _until(done: Callable[[], bool]) -> None:
 
 def _report(pairs: Sequence[Pair], judged: bool) -> Report:
     count = len(pairs)
-    report = Report(f"The span of {count} resumes, beside an outside clock")
+    report = Report(f"The span of {count} resumes, against an outside clock")
     report.series.append(_table(pairs))
     least = count if judged else None
     within = "spans within 10% or 30 ms of the"
@@ -196,7 +196,7 @@ def _report(pairs: Sequence[Pair], judged: bool) -> Report:
     queue_off = max(abs(pair.queue_off_seconds) for pair in pairs)
     most = 1000 * _QUEUE_OFF_SECONDS_MAX
     report.add(
-        "queue_seconds beside the events, worst difference", 1000 * queue_off, "ms", most=most
+        "queue_seconds against the events, worst difference", 1000 * queue_off, "ms", most=most
     )
     return report
 

@@ -90,10 +90,10 @@ def _report(spans: Sequence[Span], resume: Span, judged: bool) -> Report:
         for name in PARTS
     ]
     report.add(
-        "children beside attributes, worst difference", max(apart_ns) / 1e6, "ms", most=0.001
+        "children against attributes, worst difference", max(apart_ns) / 1e6, "ms", most=0.001
     )
     rest_ns = abs(whole_ns - sum(taken_ns.values()))
-    report.add("the children's sum beside the span", rest_ns / 1e6, "ms", most=0.001)
+    report.add("the children's sum against the span", rest_ns / 1e6, "ms", most=0.001)
     return report
 
 

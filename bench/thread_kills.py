@@ -76,9 +76,9 @@ async def read_messages(harness: ThreadHarness, thread_id: str) -> list[tuple[Ki
     entries = await journal.read(status.head)
     if [entry.seq for entry in entries] != list(range(1, len(entries) + 1)):
         raise RuntimeError("the journal has a gap or a duplicate")
-    said = [entry for entry in entries if entry.body or entry.ref]
-    messages = await journal.messages(said)
-    return [(entry.kind, message.text) for entry, message in zip(said, messages, strict=True)]
+    stored = [entry for entry in entries if entry.body or entry.ref]
+    messages = await journal.messages(stored)
+    return [(entry.kind, message.text) for entry, message in zip(stored, messages, strict=True)]
 
 
 async def _find_first_caller(workers: Sequence[ManagedProcess], line: str) -> ManagedProcess:

@@ -121,7 +121,7 @@ async def measure_resumes(
         report.add(f"{what}, old over young", ratio, "times", most=RATIO_MAX if judged else None)
     for each in (young, old):
         needed = max(one.get_bytes / one.needed_bytes for one in found[each])
-        report.add(f"read over what the store has of the context, {each}", needed, "times", most=1)
+        report.add(f"read over stored bytes of the context, {each}", needed, "times", most=1)
         shown = max(one.get_bytes / one.context_bytes for one in found[each])
         report.add(f"read over the context as the model reads it, {each}", shown, "times", most=1)
     return report

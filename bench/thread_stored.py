@@ -1,4 +1,4 @@
-"""Bytes that a thread keeps: blobs before any sweep, and histories of all runs, beside its content.
+"""Bytes of a thread: blobs before any sweep, and histories of all runs, compared with its content.
 
 The floor is zstd-3 of all messages as one stream: a store that holds everything once. Each step adds an
 assistant message of about 600 bytes and a tool result of 2, 32 or 512 KiB.

@@ -46,9 +46,9 @@ async def main(address: str, store: str, steps: int) -> int:
         handle = await client.start_workflow(
             Loop.run, steps, id=f"loop-{uuid.uuid4()}", task_queue="loop"
         )
-        said = await handle.result()
+        reply_chars = await handle.result()
         info = (await handle.describe()).raw_description.workflow_execution_info
-    sent = steps * said // 2
+    sent = steps * reply_chars // 2
     print(f"{steps} steps sent about {sent:,} bytes; history: {info.history_size_bytes:,} bytes")
     return info.history_size_bytes
 

@@ -23,7 +23,7 @@ async def test_a_resume_span_begins_with_the_task_and_ends_before_its_end_is_see
     assert drawn[-6:] == [RESUME, *(f"{RESUME}.{part}" for part in PARTS)]
     values = {figure.what: figure.value for figure in report.figures}
     assert values["spans that begin as the server's task does"] == QUICK.turns
-    assert values["queue_seconds beside the events, worst difference"] == 0
+    assert values["queue_seconds against the events, worst difference"] == 0
     [series] = report.series
     assert len(series.rows) == QUICK.turns
     for row in series.rows:
