@@ -29,7 +29,7 @@ Labels: TypeAlias = Mapping[str, str | int | float | bool]
 Recorder: TypeAlias = Callable[[float, Labels], None]
 
 # A step of a thread makes about 60 updates, and a worker some tens of steps a second: 100,000 are
-# half a minute of that. An update takes about 100 bytes.
+# half a minute of such load. An update takes about 100 bytes.
 UPDATES_MAX: Final = 100_000
 # Updates of one counter or gauge in the same drain are recorded as one value, so a longer interval
 # records less. With a drain each second, 1% of a profiled worker's time was spent here.
@@ -40,7 +40,7 @@ _SECONDS: Final = (
 )
 # Added before each drain. If it is missing from the drained updates, the buffer was full.
 _SENTINEL: Final = "everlong_beat"
-# Core logs a line for each update that does not fit. We switch that off and warn once.
+# Core logs a line for each update that does not fit. This is switched off: `_warn_of_loss` warns once.
 _FILTER: Final = (
     TelemetryFilter(core_level="WARN", other_level="ERROR").formatted()
     + ",temporalio_sdk_core::telemetry::metrics=off"

@@ -37,17 +37,16 @@ from opentelemetry.sdk.trace.export import (
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from everlong.errors import ConfigError
+from everlong.telemetry import Meters, Telemetry
 from everlong.telemetry.core import CoreMetrics
-from everlong.telemetry.instrumentation import NAME, SCHEMA_URL, scope_version
-from everlong.telemetry.metrics import Meters
+
+if TYPE_CHECKING:
+    from everlong.telemetry.prometheus import MetricsEndpoint
 
 _LOG: Final = logging.getLogger(__name__)
 # Exporters retry an unreachable endpoint for 20 s in all, but supervisors kill a worker 10 to 30 s after
 # they have asked it to stop.
 _SHUTDOWN_SECONDS_MAX: Final = 5.0
-if TYPE_CHECKING:
-    from everlong.telemetry.prometheus import MetricsEndpoint
-
 _TRACES: Final = ("none", "console", "otlp")
 _METRICS: Final = ("none", "console", "otlp", "prometheus")
 _PROTOCOLS: Final = ("http/protobuf", "grpc")
@@ -100,7 +99,7 @@ class Providers:
     @property
     def meters(self) -> Meters:
         """Everlong's own instruments."""
-        return Meters(self.meter_provider.get_meter(NAME, scope_version(), SCHEMA_URL))
+        return Telemetry(meter_provider=self.meter_provider).meters
 
     def open_core(self) -> CoreMetrics | None:
         """Return the bridge for Core's metrics, opened once; None if no exporter would read them."""

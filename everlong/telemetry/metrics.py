@@ -1,6 +1,7 @@
-"""Table of all metrics, and the meters made from it. Dashboards and docs are checked against it.
+"""Metrics: the table of all metrics, and the meters that record them.
 
-A thread id is never a label: a fleet has millions of threads. Exemplars lead from a value to a trace.
+Dashboards and documents are checked against the table. A thread id is never a label: a fleet has
+millions of threads. Exemplars lead from a value to a trace.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from opentelemetry.metrics import (
     get_meter_provider,
 )
 
-from everlong.telemetry.instrumentation import log_errors
+from everlong.telemetry.spans import log_errors
 
 Labels: TypeAlias = Mapping[str, str]
 ObserveCallback: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
@@ -324,9 +325,9 @@ class Meters:
     ) -> None:
         """Record a histogram value. The span in `context` becomes its exemplar."""
         with log_errors():
-            self._histogram(name).record(value, labels, context)
+            self._get_histogram(name).record(value, labels, context)
 
-    def _histogram(self, name: str) -> Histogram:
+    def _get_histogram(self, name: str) -> Histogram:
         histogram = self._histograms.get(name)
         if histogram is None:
             metric = _BY_NAME[name]
@@ -347,9 +348,9 @@ class Meters:
     ) -> None:
         """Add to a counter."""
         with log_errors():
-            self._counter(name).add(value, labels, context)
+            self._get_counter(name).add(value, labels, context)
 
-    def _counter(self, name: str) -> Counter:
+    def _get_counter(self, name: str) -> Counter:
         counter = self._counters.get(name)
         if counter is None:
             metric = _BY_NAME[name]

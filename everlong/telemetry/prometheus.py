@@ -1,7 +1,7 @@
 """Prometheus endpoint: serves GET `/metrics` from a thread.
 
 It serves only the metrics of this process. Connections are bounded in number and in time, so clients
-cannot exhaust it by many or by slow connections.
+cannot exhaust the process with many or slow connections.
 """
 
 import contextlib
@@ -64,7 +64,8 @@ class MetricsEndpoint:
         from prometheus_client.exposition import choose_encoder
 
         encode, content_type = choose_encoder(accept)
-        with self._collecting:  # Of two concurrent collections, each would get a part.
+        # Two concurrent collections would each get a part of the metrics.
+        with self._collecting:
             return encode(self._registry), content_type
 
     def close(self) -> None:
@@ -119,13 +120,13 @@ class _Server(http.server.ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        cut = threading.Timer(_CONNECTION_SECONDS_MAX, _cut, [request])
-        cut.daemon = True
-        cut.start()
+        timer = threading.Timer(_CONNECTION_SECONDS_MAX, _disconnect, [request])
+        timer.daemon = True
+        timer.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
-            cut.cancel()
+            timer.cancel()
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -166,7 +167,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Log nothing: scrapes come every few seconds."""
 
 
-def _cut(request: socket.socket) -> None:
+def _disconnect(request: socket.socket) -> None:
     with contextlib.suppress(OSError):  # The client has disconnected already.
         request.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,7 @@
 """Spans that outlive the process that began them.
 
 A run of a workflow is one trace. The trace id is derived from the run id, and so are the ids of spans
-that have a key. So one worker can end a span that another began, and a span that is emitted again
+that have a key. Therefore one worker can end a span that another began, and a span that is emitted again
 after a crash replaces the first in the tracing backend. The next run begins its own trace, whose spans
 link to the end of the previous one.
 """
@@ -12,7 +12,9 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -36,8 +38,7 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 from temporalio.exceptions import ApplicationError
 
-from everlong.telemetry.instrumentation import log_errors
-
+_LOG: Final = logging.getLogger(__name__)
 RESUME: Final = "everlong.resume"
 ACT: Final = "everlong.act"
 COMPACT: Final = "everlong.compact"
@@ -62,12 +63,32 @@ Attributes = Mapping[str, AttributeValue]
 # The API's proxy around a replay-safe tracer around the SDK's tracer, and one more.
 _WRAPPERS_MAX: Final = 4
 _TYPE_CHARS_MAX: Final = 64
-# A step asks for the ids of its turn a dozen times.
+# A step derives the ids of its turn a dozen times.
 _IDS_MAX: Final = 1024
 # Bound of `RecentRuns`: a process sees new runs for as long as it lives.
 _RUNS_MAX: Final = 10_000
 
 T = TypeVar("T")
+
+_LOG_SECONDS: Final = 60.0
+_logged_at = float("-inf")
+
+
+@contextlib.contextmanager
+def log_errors() -> Iterator[None]:
+    """Log errors of the body, at most one a minute, and continue.
+
+    A user's span processor, sampler or metric reader may raise anything. It must not fail the step.
+    """
+    global _logged_at
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - it is logged, and is not our code
+        if time.monotonic() - _logged_at >= _LOG_SECONDS:
+            _logged_at = time.monotonic()
+            _LOG.exception(
+                "spans or metrics were lost: a span processor, sampler or metric reader raised an error"
+            )
 
 
 class Spans:

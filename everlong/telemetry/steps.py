@@ -67,7 +67,7 @@ _PROVIDERS: Final = {
     "openai-responses": "openai",
     "xai": "x_ai",
 }
-"""Provider names of the conventions by pydantic-ai's prefix, where the two differ."""
+"""Provider names of the conventions by pydantic-ai prefix, where the two differ."""
 # A description is written for a model and may be pages long.
 _DESCRIPTION_CHARS_MAX: Final = 1000
 _LOOPS: Final = frozenset({"failed_turns_max", "same_failure_max", "no_progress_steps_max"})
@@ -89,7 +89,7 @@ class StepRecorder:
         if self._meters.is_silent:
             return
         labels = {"agent": context.agent, "step": step}
-        within = self._exemplar_context(context.agent, context.turn)
+        within = self._build_exemplar_context(context.agent, context.turn)
         self._meters.record("everlong.step.read", reads.bytes, labels, within)
 
     def record_written(self, step: str, agent: str, turn: Turn | None, size_bytes: int) -> None:
@@ -98,7 +98,7 @@ class StepRecorder:
             return
         labels = {"agent": agent, "step": step}
         self._meters.record(
-            "everlong.step.written", size_bytes, labels, self._exemplar_context(agent, turn)
+            "everlong.step.written", size_bytes, labels, self._build_exemplar_context(agent, turn)
         )
 
     @contextlib.contextmanager
@@ -115,7 +115,7 @@ class StepRecorder:
             yield trace.INVALID_SPAN
             return
         current = trace.get_current_span().get_span_context()
-        turn = self._turn_context(context)
+        turn = self._get_turn_context(context)
         links = [] if turn is not None else self._spans.link_previous_run(context.last_run)
         if current.is_valid and turn is not None:
             links = [Link(turn)]
@@ -191,7 +191,7 @@ class StepRecorder:
         if not sent or activity.info().attempt > 1:
             return
         now_ns = time.time_ns()
-        turn = self._turn_context(context)
+        turn = self._get_turn_context(context)
         for each in sent:
             sent_ns = min(each.ms * 1_000_000, now_ns)
             span = self._spans.start(
@@ -216,7 +216,7 @@ class StepRecorder:
         if self._meters.is_silent:
             return
         agent = call.context.agent
-        within = self._exemplar_context(agent, call.context.turn)
+        within = self._build_exemplar_context(agent, call.context.turn)
         classes = {
             "operational": call.state_bytes,
             "context": context_bytes,
@@ -272,7 +272,7 @@ class StepRecorder:
         """Emit the span of a turn, or of its part in this run."""
         if turn is not None:
             now_ms = time.time_ns() // 1_000_000
-            part = _turn_span(agent, turn)
+            part = _build_turn_span(agent, turn)
             part.emit(self._spans, turn.began_ms, now_ms, last_run, outcome, error_type)
 
     def _record_approval(
@@ -297,8 +297,8 @@ class StepRecorder:
             key=str(data.get("id", "")),
             parent=None
             if turn is None
-            else _turn_span(agent, turn, asked_run).context(self._spans),
-            links=self._links_to_later_part(agent, turn, asked_run),
+            else _build_turn_span(agent, turn, asked_run).context(self._spans),
+            links=self._link_later_part(agent, turn, asked_run),
             start_ns=asked_ms * 1_000_000,
         )
         self._spans.end(span, max(asked_ms, decided_ms) * 1_000_000)
@@ -309,25 +309,25 @@ class StepRecorder:
             trace.set_span_in_context(span, otel.Context()),
         )
 
-    def _links_to_later_part(self, agent: str, turn: Turn | None, asked_run: str) -> list[Link]:
+    def _link_later_part(self, agent: str, turn: Turn | None, asked_run: str) -> list[Link]:
         """Return a link to the part of the turn that continues in a later run, if it does."""
         if turn is None or asked_run == _get_run_id():
             return []
-        return [Link(_turn_span(agent, turn).context(self._spans))]
+        return [Link(_build_turn_span(agent, turn).context(self._spans))]
 
-    def _exemplar_context(self, agent: str, turn: Turn | None) -> otel.Context | None:
+    def _build_exemplar_context(self, agent: str, turn: Turn | None) -> otel.Context | None:
         """Return the context whose span, the turn's, becomes the exemplar of a value."""
         if turn is None:
             return None
-        place = _turn_span(agent, turn).context(self._spans)
+        place = _build_turn_span(agent, turn).context(self._spans)
         return trace.set_span_in_context(NonRecordingSpan(place), otel.Context())
 
-    def _turn_context(self, context: Context) -> SpanContext | None:
+    def _get_turn_context(self, context: Context) -> SpanContext | None:
         turn = context.turn
-        return None if turn is None else _turn_span(context.agent, turn).context(self._spans)
+        return None if turn is None else _build_turn_span(context.agent, turn).context(self._spans)
 
 
-def _turn_span(agent: str, turn: Turn, run_id: str = "") -> TurnSpan:
+def _build_turn_span(agent: str, turn: Turn, run_id: str = "") -> TurnSpan:
     """Return the span of a turn in a run, by default the activity's."""
     info = activity.info()
     return TurnSpan(
