@@ -35,7 +35,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.storage import open_store
-from everlong.storage.history import message_entry
+from everlong.storage.history import write_message
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
 from everlong.testing import workload
@@ -86,7 +86,7 @@ async def write_journal(packs: PackStore, steps: int) -> SegmentRef:
             step=StepInfo(number=number, thread_bytes=8000 * number, context_bytes=100_000),
         )
         result = Message(role="tool", text=answer["content"], call_id=call_id, tool=call.tool)
-        entry, _ = await message_entry(journal, Kind.TOOL_RESULT, result, now_ms + 900, 32 * 1024)
+        entry, _ = await write_message(journal, Kind.TOOL_RESULT, result, now_ms + 900, 32 * 1024)
         head, _ = await journal.append(head, [message, dataclasses.replace(entry, seq=seq + 1)])
     if head is None:
         raise SystemExit("there are no steps")

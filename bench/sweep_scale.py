@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from everlong import limits
 from everlong.storage import open_store
-from everlong.storage.base import BlobInfo, BlobStore, ranges_of
+from everlong.storage.base import BlobInfo, BlobStore, get_range_lister
 from everlong.storage.file import FileBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep.index import SweepIndex
@@ -50,13 +50,13 @@ class SyntheticStore(FileBlobStore):
 
     @property
     def lists_ranges(self) -> bool:
-        """See `ListsRanges`."""
+        """See `RangeLister`."""
         return True
 
     async def list_range(
         self, folder: str, after: str, before: str
     ) -> AsyncGenerator[BlobInfo, None]:
-        """See `ListsRanges`."""
+        """See `RangeLister`."""
         self.requests += 1
         await asyncio.sleep(self._page_seconds)
         if folder != "v1/":
@@ -104,7 +104,7 @@ class OneStream(SyntheticStore):
 
     @property
     def lists_ranges(self) -> bool:
-        """See `ListsRanges`."""
+        """See `RangeLister`."""
         return False
 
 
@@ -181,7 +181,7 @@ async def _compare_s3(count: int) -> None:
     ):
         os.environ.update(weed.environ)
         store = open_store(weed.url("sweep"))
-        if ranges_of(store) is None:
+        if get_range_lister(store) is None:
             raise RuntimeError("the store lists no ranges")
         made_up = SyntheticStore(Path(folder, "made-up"), count, 0, math.inf)
         started = time.monotonic()

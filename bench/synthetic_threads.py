@@ -28,7 +28,7 @@ from everlong.models import (
     build_note,
     thread_key,
 )
-from everlong.storage.history import Reader, message_entry
+from everlong.storage.history import ThreadHistory, write_message
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
 
@@ -137,7 +137,7 @@ async def start_with_journal(
     began_ms = time.time_ns() // 1_000_000 - 60_000 * entries
     head: SegmentRef | None = None
     written = 0
-    snapshots = Reader(packs, thread_key(client.namespace, thread_id))
+    snapshots = ThreadHistory(packs, thread_key(client.namespace, thread_id))
     for first in range(1, entries + 1, _APPEND_ENTRIES):
         last = min(entries, first + _APPEND_ENTRIES - 1)
         made = [await _entry(journal, seq, began_ms) for seq in range(first, last + 1)]
@@ -177,12 +177,12 @@ async def _entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry, int]
         call_id=f"call-{seq}" if role == "tool" else "",
         tool="read" if role == "tool" else "",
     )
-    entry, written = await message_entry(journal, kind, message, began_ms + 60_000 * seq, 32 * _KIB)
+    entry, written = await write_message(journal, kind, message, began_ms + 60_000 * seq, 32 * _KIB)
     step = StepInfo(number=seq // 2, thread_bytes=900 * seq, context_bytes=40_000)
     return _set_seq(entry, seq, step if kind == Kind.REPLY else None), written
 
 
-async def _compaction(reader: Reader, seq: int, began_ms: int) -> tuple[Entry, int]:
+async def _compaction(reader: ThreadHistory, seq: int, began_ms: int) -> tuple[Entry, int]:
     """Store a snapshot of all earlier entries; return the compaction entry."""
     time_ms = began_ms + 60_000 * seq
     fact = Fact(key="owner", text=f"checkout belongs to team {seq % 7}", time_ms=time_ms)

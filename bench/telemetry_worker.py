@@ -11,13 +11,13 @@ from unittest import mock
 from bench.thread_agent import reader
 from everlong.config import load_settings
 from everlong.storage import BlobStore, open_store, pack_store
-from everlong.storage.instrumented import CountedBlobStore
+from everlong.storage.instrumented import InstrumentedBlobStore
 from everlong.worker import run_worker
 
 READ_SECONDS: Final = "BENCH_READ_SECONDS"
 
 
-class SlowBlobStore(CountedBlobStore):
+class SlowBlobStore(InstrumentedBlobStore):
     """A `BlobStore` that waits before each read."""
 
     def __init__(self, store: BlobStore, read_seconds: float) -> None:
@@ -30,7 +30,7 @@ class SlowBlobStore(CountedBlobStore):
         return await super().get(key)
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
-        """See `BoundedReads`."""
+        """See `BoundedReader`."""
         await asyncio.sleep(self._read_seconds)
         return await super().get_bounded(key, bytes_max)
 

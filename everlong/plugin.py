@@ -32,11 +32,11 @@ from everlong.codecs.composition import (
     OuterCodec,
     check_inside,
     check_order,
+    find_everlong_codec,
     holds_everlong,
     inspect_codec,
-    own_codec,
 )
-from everlong.codecs.converter import with_cached_contexts
+from everlong.codecs.converter import cache_contexts
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, install_hooks, pass_package_through
@@ -149,7 +149,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             keys=keys,
             accept_unsealed=accept_unsealed,
             cache_dir=cache_dir,
-            called=partial(codec_metrics.record_store_call, telemetry.meters),
+            on_call=partial(codec_metrics.record_store_call, telemetry.meters),
         )
         everyone = {id(each): each.name for agent in agents for each in agent.family}
         names = sorted(everyone.values())
@@ -315,7 +315,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         """Wrap the converter's codec. Does nothing the second time: the SDK may apply a plugin twice."""
         converter = converter or DataConverter.default
         found = converter.payload_codec
-        ours = own_codec(found)
+        ours = find_everlong_codec(found)
         if ours is not None:
             if ours.packs is not self.packs:
                 raise ConfigError(
@@ -324,7 +324,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             return converter
         if found is not None:
             check_inside(found)
-        converter = with_cached_contexts(converter)
+        converter = cache_contexts(converter)
         return dataclasses.replace(
             converter, payload_codec=self._wrap_codec(self.codec.with_inner(found))
         )
@@ -335,7 +335,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
 
     async def _inspect_codec(self, client: Client) -> None:
         """Warn once if a codec inside Everlong's makes every payload new."""
-        ours = own_codec(client.data_converter.payload_codec)
+        ours = find_everlong_codec(client.data_converter.payload_codec)
         if self._is_inspected or ours is None or ours.inner is None:
             return
         self._is_inspected = True

@@ -135,7 +135,7 @@ async def _thread(number: int) -> list[bytes]:
         )
         text = _text(source, source.choice((6, 20, 60, 300, 600)))
         message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
-        result_entry, result_bytes = await journal.body_entry(
+        result_entry, result_bytes = await journal.write_body_entry(
             Kind.TOOL_RESULT, message, now_ms, inline_bytes_max=1024
         )
         result = ToolResult(

@@ -74,8 +74,8 @@ from everlong.models import (
 )
 from everlong.models.json_payloads import from_raw, to_raw
 from everlong.policy import Policy
-from everlong.storage.history import Reader, message_entry
-from everlong.storage.instrumented import Reads, counting
+from everlong.storage.history import ThreadHistory, write_message
+from everlong.storage.instrumented import Reads, count_reads
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.telemetry import Telemetry
@@ -142,7 +142,7 @@ class AgentActivities:
         async with self._run_step("model", context) as (beat, reads):
             await beat.retry_or_hold(lambda: _check_arrived(reader, call.tail))
             past = await beat.retry_or_hold(
-                lambda: reader.past(context, self._get_policy(agent), call.tail)
+                lambda: reader.load_context(context, self._get_policy(agent), call.tail)
             )
             messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
@@ -191,7 +191,7 @@ class AgentActivities:
             session = Session(
                 reader=reader,
                 head=head,
-                load=lambda: reader.past(run.context, self._get_policy(agent)),
+                load=lambda: reader.load_context(run.context, self._get_policy(agent)),
             )
             info = build_call_info(agent, head, call)
             if run.acts_on is not None:
@@ -205,7 +205,7 @@ class AgentActivities:
             now_ms = _now_ms()
             with recorder.record_offload(run.context) as stored:
                 entry, written_bytes = await beat.retry_until_timeout(
-                    lambda: message_entry(
+                    lambda: write_message(
                         reader.journal,
                         Kind.TOOL_RESULT,
                         message,
@@ -227,7 +227,7 @@ class AgentActivities:
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that do not wait for the next model call."""
         reader, recorder = self._open_reader(), self._recorder
-        with counting(writes=True) as reads:
+        with count_reads(writes=True) as reads:
             async with heartbeat(recorder.count_hold) as beat:
                 entries = await beat.retry_or_hold(lambda: _replace_lost(reader, append.entries))
                 head, written_bytes = await beat.retry_or_hold(
@@ -256,7 +256,7 @@ class AgentActivities:
         reader = self._open_reader()
         async with self._run_step("compact", compact.context) as (beat, reads):
             past = await beat.retry_or_hold(
-                lambda: reader.past(compact.context, self._get_policy(agent))
+                lambda: reader.load_context(compact.context, self._get_policy(agent))
             )
             before_bytes = compaction.measure_messages(build_messages(past, agent))
             next_expiry_ms = compaction.find_next_expiry_ms(
@@ -328,9 +328,9 @@ class AgentActivities:
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
-            with counting(writes=True) as reads:
+            with count_reads(writes=True) as reads:
                 entry, written_bytes = await beat.retry_or_hold(
-                    lambda: message_entry(
+                    lambda: write_message(
                         child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX
                     )
                 )
@@ -364,9 +364,9 @@ class AgentActivities:
             text = f"error: {answer.text or 'broken off'}" if failed else answer.text
             message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
             now_ms = _now_ms()
-            with counting(writes=True) as reads:
+            with count_reads(writes=True) as reads:
                 entry, written_bytes = await beat.retry_until_timeout(
-                    lambda: message_entry(
+                    lambda: write_message(
                         journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
                     )
                 )
@@ -399,10 +399,10 @@ class AgentActivities:
     def _get_policy(self, agent: Agent) -> Policy:
         return self._policy if agent.policy == _POLICY else agent.policy
 
-    def _open_reader(self, thread_id: str = "") -> Reader:
+    def _open_reader(self, thread_id: str = "") -> ThreadHistory:
         info = activity.info()
         key = thread_key(info.namespace, thread_id or info.workflow_id or "")
-        return Reader(self._packs, key)
+        return ThreadHistory(self._packs, key)
 
 
 def _define_activity(
@@ -418,7 +418,7 @@ def _define_activity(
     return execute
 
 
-async def _check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:
+async def _check_arrived(reader: ThreadHistory, tail: Sequence[Entry]) -> None:
     """Fail the turn if its message is not in this store.
 
     Such a message was never stored here, so waiting for it would not help: it is not journalled yet. An
@@ -434,7 +434,7 @@ async def _check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:
         ) from None
 
 
-async def _replace_lost(reader: Reader, entries: Sequence[Entry]) -> list[Entry]:
+async def _replace_lost(reader: ThreadHistory, entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries, with a notice in place of each message that is not in this store."""
     found: list[Entry] = []
     for entry in entries:

@@ -23,7 +23,7 @@ from everlong.models import (
     SegmentRef,
     seq_after,
 )
-from everlong.storage.history import Past, Reader
+from everlong.storage.history import LoadedContext, ThreadHistory
 from everlong.storage.objects import run_in_thread
 from everlong.storage.segments import MESSAGE_KINDS
 
@@ -42,9 +42,9 @@ _DAY_MS: Final = 24 * 3600 * 1000
 class Session:
     """The thread on behalf of which a built-in tool runs."""
 
-    reader: Reader
+    reader: ThreadHistory
     head: SegmentRef
-    load: Callable[[], Awaitable[Past]]
+    load: Callable[[], Awaitable[LoadedContext]]
     memory: dict[str, Any] | None = None
     """Memory change of the call, as data of a `memory` entry; None without one."""
 

@@ -33,7 +33,7 @@ from everlong.models import (
     call_digest,
     make_printable,
 )
-from everlong.storage.history import Past
+from everlong.storage.history import LoadedContext
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, ResumeSummary, get_error_type
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 
@@ -157,7 +157,7 @@ def _replace_surrogates(text: str) -> str:
 _BYTES_PER_TOKEN: Final = 4
 
 
-def build_messages(past: Past, agent: Agent) -> list[Message]:
+def build_messages(past: LoadedContext, agent: Agent) -> list[Message]:
     """Return the messages that the model reads."""
 
     def result_bytes_max(name: str) -> int:
@@ -169,7 +169,7 @@ def build_messages(past: Past, agent: Agent) -> list[Message]:
     )
 
 
-def find_expired(past: Past) -> tuple[str, ...]:
+def find_expired(past: LoadedContext) -> tuple[str, ...]:
     """Return the keys of facts that have expired since the snapshot or an entry added them."""
     added = compaction.list_facts(past.base, past.items, past.policy, now_ms=0)
     held = {
@@ -179,7 +179,9 @@ def find_expired(past: Past) -> tuple[str, ...]:
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
 
 
-def compact_past(past: Past, compact: Compact, size_bytes: int, summary: str = "") -> Past:
+def compact_past(
+    past: LoadedContext, compact: Compact, size_bytes: int, summary: str = ""
+) -> LoadedContext:
     """Return a past with a smaller snapshot."""
     policy = past.policy
     to_bytes = policy.compact_to_bytes
@@ -201,7 +203,7 @@ def compact_past(past: Past, compact: Compact, size_bytes: int, summary: str = "
     return dataclasses.replace(past, base=snapshot, items=left)
 
 
-def find_evicted(past: Past) -> tuple[str, ...]:
+def find_evicted(past: LoadedContext) -> tuple[str, ...]:
     """Return the keys of facts beyond the caps that no entry has recorded as evicted.
 
     Parallel calls of one reply do not see each other's facts, so together they can exceed the caps.
@@ -218,7 +220,7 @@ def find_evicted(past: Past) -> tuple[str, ...]:
 
 
 async def write_summary(
-    recorder: StepRecorder, agent: Agent, context: Context, past: Past
+    recorder: StepRecorder, agent: Agent, context: Context, past: LoadedContext
 ) -> Reply:
     """Ask the model for a summary of a compaction. If the call fails, return an empty reply."""
     request = compaction.build_summary_prompt(past.base, past.items, past.policy, past.now_ms)

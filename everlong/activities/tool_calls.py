@@ -38,7 +38,7 @@ from everlong.models import (
     ToolRun,
     make_printable,
 )
-from everlong.storage.history import Reader
+from everlong.storage.history import ThreadHistory
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ async def lacks_approval(tool: Tool, run: ToolRun, call: ToolCall, threads: Tool
         return True
 
 
-async def find_call(reader: Reader, run: ToolRun) -> tuple[SegmentRef, ToolCall]:
+async def find_call(reader: ThreadHistory, run: ToolRun) -> tuple[SegmentRef, ToolCall]:
     """Return the call with its arguments, from the newest reply of the journal."""
     head = run.context.head
     if head is None:

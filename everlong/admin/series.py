@@ -13,7 +13,7 @@ from temporalio.client import Client
 
 from everlong.client.lookup import look_up
 from everlong.models import Entry, seq_after
-from everlong.storage.pack_store import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gather_bounded
 
 POINTS_MAX: Final = 120
 # Entries read for each sample. A step with one tool has two entries, so a window nearly always holds
@@ -68,7 +68,7 @@ async def load_series(
     recent_seq = max(1, last_seq - _RECENT_ENTRIES + 1)
     # Before the samples, not with them: it fills the cache with the folds that they need.
     recent = extract_points(await journal.read(head, recent_seq, last_seq))
-    windows = await gathered(
+    windows = await gather_bounded(
         [
             partial(journal.read, head, seq, min(seq + _WINDOW_ENTRIES, recent_seq) - 1)
             for seq in choose_samples(recent_seq - 1, points_max // 2)

@@ -13,7 +13,7 @@ from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, bui
 from everlong.storage.journal import Journal
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
-from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
+from everlong.storage.segments import MESSAGE_KINDS, parse_compaction
 
 # Long messages are stored outside their segment, so a segment stays small enough to read.
 _APPEND_BYTES: Final = limits.MIB
@@ -75,7 +75,7 @@ class _Writer:
 
     async def _compaction(self, entry: Entry, snapshot: bytes) -> Entry:
         """Store a snapshot under the new thread, and point its entry there."""
-        compacted = parsed_compaction(entry)
+        compacted = parse_compaction(entry)
         ref, written_bytes = await self._packs.write_body(self._thread, Kind.SNAPSHOT, snapshot)
         self.restored.written_bytes += written_bytes
         self.restored.snapshot = dataclasses.replace(compacted.snapshot, ref=ref)

@@ -254,7 +254,7 @@ def _is_old(archive_id: str, now_ms: int) -> bool:
 
 def _uncached(store: BlobStore) -> BlobStore:
     """Return the store without its cache, so that verification reads the stored bytes."""
-    return store.behind if isinstance(store, CachedBlobStore) else store
+    return store.inner if isinstance(store, CachedBlobStore) else store
 
 
 def _mismatch(manifest: Manifest, what: str) -> BlobCorrupt:

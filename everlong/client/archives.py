@@ -56,7 +56,7 @@ from everlong.models import (
 from everlong.models.search_attributes import REASON
 from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
-from everlong.storage.quarantine import bare
+from everlong.storage.quarantine import unwrap_store
 from everlong.sweep import ArchivedThreads, Histories, record_seen
 from everlong.telemetry import Spans, Telemetry
 from everlong.telemetry.spans import AGENT, ARCHIVE, THREAD
@@ -316,7 +316,7 @@ async def _free(
     )
     await freed.write(packs, record)
     # A sweep deletes nothing of a thread that it has never seen, and this deletes its last history.
-    await record_seen(bare(packs.store), await Histories(client).namespace_id(), thread_id)
+    await record_seen(unwrap_store(packs.store), await Histories(client).namespace_id(), thread_id)
     await delete_runs(client, thread_id, runs)
     return len(runs)
 

@@ -31,7 +31,7 @@ from everlong.models import (
 from everlong.storage import quarantine
 from everlong.storage.base import BlobInfo
 from everlong.storage.pack_store import PackStore
-from everlong.storage.quarantine import Copy, bare
+from everlong.storage.quarantine import Copy, unwrap_store
 from everlong.sweep import Histories, Progress, Records, Sweep
 from everlong.sweep.sweep import run_with_telemetry
 from everlong.telemetry import Telemetry
@@ -68,7 +68,7 @@ async def sweep(
 async def read_last_sweep(client: Client, packs: PackStore) -> SweepReport | None:
     """Return the report of the namespace's newest completed sweep, or None."""
     namespace_id = await Histories(client).namespace_id()
-    return await Records(bare(packs.store), namespace_id).read_last_report()
+    return await Records(unwrap_store(packs.store), namespace_id).read_last_report()
 
 
 async def schedule_sweeps(
@@ -136,11 +136,11 @@ async def restore_quarantined(packs: PackStore, keys: Sequence[str]) -> list[Cop
     Raises BlobMissing before any change if one is not in quarantine. The next sweep may quarantine the
     objects again.
     """
-    store = bare(packs.store)
+    store = unwrap_store(packs.store)
     found: list[Copy] = []
     for key in keys:
         original = _original(key)
-        copies = await quarantine.copies_of(store, original)
+        copies = await quarantine.list_copies(store, original)
         if not copies:
             raise _missing(original)
         found.append(copies[0])

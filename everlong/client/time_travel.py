@@ -35,10 +35,10 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
-from everlong.storage.history import items_of
+from everlong.storage.history import load_items
 from everlong.storage.journal import JournalReader
 from everlong.storage.pack_store import PackStore
-from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
+from everlong.storage.segments import MESSAGE_KINDS, parse_compaction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class Past:
         # At least the entry itself, for the time. Notes are journalled after what they came before.
         entries = await self.journal.read(head, min(first_seq, seq), seq)
         time_ms = max(entry.time_ms for entry in entries)
-        items = await items_of(self.journal, [each for each in entries if each.seq >= first_seq])
+        items = await load_items(self.journal, [each for each in entries if each.seq >= first_seq])
         policy = self.status.policy
         # Results were cut to what their tool allows when they were stored.
         context = compaction.build_context(
@@ -180,7 +180,7 @@ class Past:
         entry = await self.journal.last(head, Kind.COMPACTION, before_seq=seq)
         if entry is None:
             return None, b""
-        return parsed_compaction(entry).snapshot, await self.journal.snapshot(head, entry)
+        return parse_compaction(entry).snapshot, await self.journal.snapshot(head, entry)
 
     async def compacted(self, seq: int) -> tuple[int, int]:
         """Return the size of the context after an entry, and what a compaction would leave of it."""

@@ -59,7 +59,7 @@ from everlong.models import (
 )
 from everlong.models.search_attributes import build_start_attributes
 from everlong.models.thread_ids import check_id, check_new_id, is_new_id
-from everlong.storage.history import message_entry
+from everlong.storage.history import write_message
 from everlong.storage.pack_store import PackStore
 
 T = TypeVar("T")
@@ -458,7 +458,7 @@ async def store_message(
             f"the message has {size_bytes} bytes as JSON; {limits.MESSAGE_BYTES_MAX} is the most to "
             "send without a store. Give `packs`, the store of the workers, to send a longer one."
         )
-    entry, stored_bytes = await message_entry(
+    entry, stored_bytes = await write_message(
         journal_of(client, packs, thread_id),
         Kind.MESSAGE,
         Message(role="user", text=text),

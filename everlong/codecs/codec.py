@@ -50,13 +50,13 @@ from everlong.storage import BlobStore
 from everlong.storage.instrumented import READS, Reads
 from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.objects import (
-    declared_bytes,
+    get_declared_bytes,
+    get_key_id,
     seal_object,
-    sealing_key_id,
     thread_key,
     unseal_object,
 )
-from everlong.storage.pack_store import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gather_bounded
 from everlong.telemetry import Spans, Telemetry
 from everlong.telemetry.spans import OFFLOAD, RUN, THREAD, Attributes
 
@@ -243,7 +243,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
                 decoded = [await self._decode(payloads[0])]
             else:
                 alone = asyncio.Lock()
-                decoded = await gathered(
+                decoded = await gather_bounded(
                     [partial(self._decode_in_turn, payload, alone) for payload in payloads]
                 )
         return decoded if self._inner is None else await self._inner.decode(decoded)
@@ -360,7 +360,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     async def _decode(self, payload: Payload) -> Payload:
         encoding = payload.metadata.get("encoding")
         if encoding == INLINE_ENCODING:
-            keys = await self.packs.keys(sealing_key_id(payload.data))
+            keys = await self.packs.keys(get_key_id(payload.data))
             return _parse(await unseal_object(payload.data, keys))
         if is_ref(payload):
             return await self._fetch(payload, parse_ref(payload))
@@ -470,7 +470,7 @@ def is_encoded(payload: Payload) -> bool:
 def plain_bytes(payload: Payload) -> int:
     """Return the decoded size that a payload claims, without decoding it."""
     if payload.metadata.get("encoding") == INLINE_ENCODING:
-        return declared_bytes(payload.data)
+        return get_declared_bytes(payload.data)
     if is_ref(payload):
         return parse_ref(payload).size_bytes
     return payload.ByteSize()
@@ -485,7 +485,7 @@ def is_held(payload: Payload) -> bool:
     if payload.metadata.get("encoding") != INLINE_ENCODING:
         return is_ref(payload)
     try:
-        return declared_bytes(payload.data) > limits.DRAIN_HANDOVER_BYTES_MAX
+        return get_declared_bytes(payload.data) > limits.DRAIN_HANDOVER_BYTES_MAX
     except EverlongError:
         return True  # Damaged, or of a newer version; decode raises the error.
 

@@ -87,7 +87,7 @@ class OuterCodec(PayloadCodec, WithSerializationContext):
         return sum([await self.ours.warm(each) for each in refs]) if refs else None
 
 
-def own_codec(codec: PayloadCodec | None) -> EverlongCodec | None:
+def find_everlong_codec(codec: PayloadCodec | None) -> EverlongCodec | None:
     """Return Everlong's codec if it is outermost, or inside an outer codec that the plugin knows."""
     if isinstance(codec, OuterCodec):
         return codec.ours
@@ -96,7 +96,7 @@ def own_codec(codec: PayloadCodec | None) -> EverlongCodec | None:
 
 def check_order(codec: PayloadCodec | None) -> None:
     """Raise `ConfigError` if a client's codec hides Everlong's or has replaced it."""
-    if own_codec(codec) is not None:
+    if find_everlong_codec(codec) is not None:
         return
     if codec is None:
         raise ConfigError(

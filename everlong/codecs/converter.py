@@ -35,7 +35,7 @@ class ContextConverter(DataConverter):
         return found
 
 
-def with_cached_contexts(converter: DataConverter) -> DataConverter:
+def cache_contexts(converter: DataConverter) -> DataConverter:
     """Return a converter that caches its copies; a team's own converter class is returned unchanged."""
     if type(converter) is not DataConverter:
         return converter

@@ -30,7 +30,7 @@ from everlong.codecs.matcher import (
     running_crcs,
 )
 from everlong.codecs.pack_layout import Plan, Stored, lay_out
-from everlong.storage.pack_store import Reading
+from everlong.storage.pack_store import ReadResult
 from everlong.storage.packs import Contents
 
 # Memory of a thread without payloads, as measured.
@@ -186,7 +186,7 @@ class ThreadMemory:
             ):
                 del self._index[chunk_id]
 
-    def learn(self, reading: Reading, now: float) -> None:
+    def learn(self, reading: ReadResult, now: float) -> None:
         """Remember a payload that was read, so that the next payload can refer to its packs."""
         pack = reading.pack
         with self._lock:

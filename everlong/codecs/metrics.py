@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from everlong.codecs.encoder import MemoryStats
 from everlong.codecs.offload import OffloadStats
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.instrumented import outcome_of
+from everlong.storage.instrumented import describe_outcome
 from everlong.storage.pack_store import PackStore, WriteStats
 from everlong.telemetry import Meters
 from everlong.telemetry.metrics import Labels
@@ -15,7 +15,7 @@ def record_store_call(
     meters: Meters, operation: str, seconds: float, error: BaseException | None
 ) -> None:
     """Record a call to the store."""
-    outcome = outcome_of(error)
+    outcome = describe_outcome(error)
     labels = {"operation": operation, "outcome": outcome}
     meters.record("everlong.store.duration", seconds, labels)
     if error is not None and outcome in ("error", "cancelled"):

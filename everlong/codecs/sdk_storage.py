@@ -29,7 +29,7 @@ from everlong.errors import BlobCorrupt
 from everlong.storage import BlobStore
 from everlong.storage.keys import KeySource
 from everlong.storage.objects import thread_key
-from everlong.storage.pack_store import gathered, open_packs
+from everlong.storage.pack_store import gather_bounded, open_packs
 
 _CLAIM: Final = "ref"
 
@@ -85,7 +85,7 @@ class EverlongStorageDriver(StorageDriver):
         claims: Sequence[StorageDriverClaim],
     ) -> list[Payload]:
         """See `StorageDriver`."""
-        return await gathered([partial(self._retrieve, claim) for claim in claims])
+        return await gather_bounded([partial(self._retrieve, claim) for claim in claims])
 
     async def _store(self, thread: str, payload: Payload) -> StorageDriverClaim:
         ref, _ = await self._offloader.write(thread, payload, payload.data)

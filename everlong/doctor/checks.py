@@ -22,8 +22,8 @@ from everlong.codecs.composition import (
     INSPECTION_REMEDY,
     OuterCodec,
     check_order,
+    find_everlong_codec,
     inspect_codec,
-    own_codec,
 )
 from everlong.doctor import probes
 from everlong.doctor.drain import count_holdings
@@ -174,7 +174,7 @@ async def check_codec(client: Client) -> Finding | None:
         check_order(codec)
     except EverlongError as error:
         return _report_error("codec", error)
-    ours = own_codec(codec)
+    ours = find_everlong_codec(codec)
     texts, problems = [], []
     if isinstance(codec, OuterCodec):
         texts.append(f"{type(codec.outer).__name__} is around Everlong's, and configured as such")
@@ -319,7 +319,7 @@ class _Tries:
 
 async def check_store(store: BlobStore) -> Finding:
     """Write, read, list and delete one small object in the store itself, not in its cache."""
-    store = store.behind if isinstance(store, CachedBlobStore) else store
+    store = store.inner if isinstance(store, CachedBlobStore) else store
     key, data = probes.new_key(), os.urandom(_PROBE_BYTES)
     start, length = _RANGE
     tries = _Tries()

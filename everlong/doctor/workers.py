@@ -479,7 +479,7 @@ async def check_workers(
                 "Start one with: everlong worker MODULE:AGENT. Or set EVERLONG_TASK_QUEUE to its queue.",
             )
         ]
-    store = packs.store.behind if isinstance(packs.store, CachedBlobStore) else packs.store
+    store = packs.store.inner if isinstance(packs.store, CachedBlobStore) else packs.store
     keys = await packs.keys()
     workflow_id, probe_key = new_id(), probes.new_key()
     converter = probes.converter_for(client.data_converter, client.namespace, workflow_id)

@@ -49,8 +49,8 @@ def read_aws_access(place: BucketURL) -> AwsAccess:
     keys = AwsKeys(place)
     keys()  # With a better message than obstore's, if there are none.
     try:
-        session = session_of(place)
-        return AwsAccess(keys, s3_config(place, session), _authorities(place, session))
+        session = open_session(place)
+        return AwsAccess(keys, build_s3_config(place, session), _read_ca_bundle(place, session))
     except BotoCoreError as error:
         raise describe_setup_failure(place, error) from None
 
@@ -66,10 +66,10 @@ class AwsKeys:
         """Return the keys of now. Fixed ones are read again, so a new file needs no restart."""
         try:
             if not isinstance(self._keys, RefreshableCredentials):
-                self._keys = session_of(self._place).get_credentials()
+                self._keys = open_session(self._place).get_credentials()
             frozen = None if self._keys is None else self._keys.get_frozen_credentials()
         except BotoCoreError as error:
-            raise _unusable(self._place, error) from None
+            raise _translate_error(self._place, error) from None
         if frozen is None or not frozen.access_key or not frozen.secret_key:
             raise ConfigError(
                 f"there are no AWS credentials for {self._place}. Set AWS_ACCESS_KEY_ID and "
@@ -84,14 +84,14 @@ class AwsKeys:
         }
 
 
-def session_of(place: BucketURL) -> botocore.session.Session:
+def open_session(place: BucketURL) -> botocore.session.Session:
     """Return a session that reads the AWS configuration as it is now."""
     return botocore.session.Session(profile=place.options.get("profile"))
 
 
-def s3_config(place: BucketURL, session: botocore.session.Session) -> "S3Config":
+def build_s3_config(place: BucketURL, session: botocore.session.Session) -> "S3Config":
     """Return what obstore is to know: address, region, style of addresses, and further options."""
-    region, endpoint = _whereabouts(place, session)
+    region, endpoint = _find_region_and_endpoint(place, session)
     address = urlsplit(endpoint)
     aws = (address.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
     path_style = place.flag("path_style")
@@ -112,7 +112,9 @@ def s3_config(place: BucketURL, session: botocore.session.Session) -> "S3Config"
     }
 
 
-def _whereabouts(place: BucketURL, session: botocore.session.Session) -> tuple[str, str]:
+def _find_region_and_endpoint(
+    place: BucketURL, session: botocore.session.Session
+) -> tuple[str, str]:
     """Return region and endpoint: the URL's, or else what the AWS configuration says."""
     if "endpoint" in place.options:
         region = place.options.get("region") or session.get_config_variable("region")
@@ -133,7 +135,7 @@ def _whereabouts(place: BucketURL, session: botocore.session.Session) -> tuple[s
     return client.meta.region_name or _ANY_REGION, endpoint
 
 
-def _authorities(place: BucketURL, session: botocore.session.Session) -> bytes | None:
+def _read_ca_bundle(place: BucketURL, session: botocore.session.Session) -> bytes | None:
     """Return what AWS_CA_BUNDLE or a profile's `ca_bundle` names, as every AWS program does."""
     name = session.get_config_variable("ca_bundle")
     if not name:
@@ -147,7 +149,7 @@ def _authorities(place: BucketURL, session: botocore.session.Session) -> bytes |
         ) from error
 
 
-def _unusable(place: BucketURL, error: BotoCoreError) -> ConfigError | StoreUnavailable:
+def _translate_error(place: BucketURL, error: BotoCoreError) -> ConfigError | StoreUnavailable:
     # The text of these errors may hold what a credential process has printed.
     if isinstance(error, ProfileNotFound):
         return ConfigError(

@@ -63,7 +63,7 @@ class BlobStore(Protocol):
 
 
 @runtime_checkable
-class BoundedReads(Protocol):
+class BoundedReader(Protocol):
     """A store that can refuse an object for its size before it reads it."""
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
@@ -73,14 +73,14 @@ class BoundedReads(Protocol):
 
 async def get_bounded(store: BlobStore, key: str, bytes_max: int) -> bytes:
     """Return an object that has to be within a bound; `ObjectTooLarge` if it is not."""
-    if isinstance(store, BoundedReads):
+    if isinstance(store, BoundedReader):
         return await store.get_bounded(key, bytes_max)
     data = await store.get(key)
-    check_bounded(key, len(data), bytes_max)
+    check_object_size(key, len(data), bytes_max)
     return data
 
 
-def check_bounded(key: str, size_bytes: int, bytes_max: int) -> None:
+def check_object_size(key: str, size_bytes: int, bytes_max: int) -> None:
     """Refuse an object that has more bytes than its reader takes."""
     if size_bytes > bytes_max:
         raise ObjectTooLarge(
@@ -116,7 +116,7 @@ class FailedPuts:
             self._keys.pop(key, None)
 
 
-def checked_key(key: str) -> str:
+def check_key(key: str) -> str:
     """Return the key, or raise `InvalidKey` if it is not a plain path of safe characters."""
     if len(key) > KEY_CHARS_MAX or not _SAFE_KEY.fullmatch(key):
         raise InvalidKey(
@@ -137,7 +137,7 @@ class OutOfOrder(Exception):
 
 
 @runtime_checkable
-class ListsRanges(Protocol):
+class RangeLister(Protocol):
     """A `BlobStore` that can list a range of keys."""
 
     @property
@@ -153,9 +153,9 @@ class ListsRanges(Protocol):
         ...
 
 
-def ranges_of(store: BlobStore) -> ListsRanges | None:
+def get_range_lister(store: BlobStore) -> RangeLister | None:
     """Return a store as one that lists ranges; None if it cannot."""
-    return store if isinstance(store, ListsRanges) and store.lists_ranges else None
+    return store if isinstance(store, RangeLister) and store.lists_ranges else None
 
 
 # Files into a store: what is too large to hold in memory, such as an archive.
@@ -164,7 +164,7 @@ def ranges_of(store: BlobStore) -> ListsRanges | None:
 
 
 @runtime_checkable
-class TakesFiles(Protocol):
+class FileUploader(Protocol):
     """A `BlobStore` that stores a file without reading it into memory."""
 
     async def put_file(self, key: str, path: Path) -> None:
@@ -174,7 +174,7 @@ class TakesFiles(Protocol):
 
 async def put_file(store: BlobStore, key: str, path: Path) -> None:
     """Store what is in a file; when this returns, it is durable."""
-    if isinstance(store, TakesFiles):
+    if isinstance(store, FileUploader):
         await store.put_file(key, path)
         return
     size_bytes = (await asyncio.to_thread(path.stat)).st_size

@@ -42,8 +42,8 @@ from everlong.storage.base import (
     BlobInfo,
     FailedPuts,
     OutOfOrder,
-    check_bounded,
-    checked_key,
+    check_key,
+    check_object_size,
 )
 
 if TYPE_CHECKING:  # These are not there at run time.
@@ -99,7 +99,7 @@ def parse_bucket_url(url: str) -> BucketURL:
     """Take a bucket's URL apart, or raise `ConfigError` without repeating what may be secret."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
-        raise _credentials_refused(parts.scheme)
+        raise _build_credentials_error(parts.scheme)
     if not _BUCKET.fullmatch(parts.netloc):
         raise ConfigError(
             f"the store URL names no bucket. Write {parts.scheme}://bucket/prefix, letters, digits, "
@@ -128,7 +128,7 @@ def _prefix(parts: SplitResult) -> str:
     prefix = parts.path.strip("/")
     try:
         if prefix:
-            checked_key(prefix)
+            check_key(prefix)
     except InvalidKey:
         raise ConfigError(
             f"the prefix in the store URL {parts.scheme}://{parts.netloc}/... is refused: it is "
@@ -152,7 +152,7 @@ def _options(parts: SplitResult) -> dict[str, str]:
     options = dict(pairs)
     for name in options.keys() - set(known):
         if _SECRET.search(name.lower()):
-            raise _credentials_refused(parts.scheme)
+            raise _build_credentials_error(parts.scheme)
         raise ConfigError(
             f"the store URL has an option that {parts.scheme}:// does not know. It knows: "
             + ", ".join(known)
@@ -176,10 +176,10 @@ def _check_endpoint(place: BucketURL) -> None:
             "where nobody else can listen"
         )
     if "@" in parts.netloc:
-        raise _credentials_refused(place.scheme)
+        raise _build_credentials_error(place.scheme)
 
 
-def _credentials_refused(scheme: str) -> ConfigError:
+def _build_credentials_error(scheme: str) -> ConfigError:
     return ConfigError(
         "the store URL seems to hold credentials, and URLs end up in logs. Take them out and put "
         f"them into {_CREDENTIALS[scheme]}."
@@ -254,7 +254,7 @@ _BY_CODE: Final = {"RequestTimeTooSkewed": _CLOCK, "InvalidObjectState": _ARCHIV
 _BY_KIND: Final = {"Connect": _UNREACHABLE, "Timeout": NO_ANSWER}
 
 
-def status_of(error: BaseException) -> int:
+def parse_status(error: BaseException) -> int:
     """Return the HTTP status that an error of obstore tells of, or 0."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else 0
@@ -262,13 +262,13 @@ def status_of(error: BaseException) -> int:
 
 def is_beyond_end(error: BaseException) -> bool:
     """Tell whether a range starts beyond the object's end: the server says so, or obstore does."""
-    return status_of(error) == 416 or "StartTooLarge" in str(error)
+    return parse_status(error) == 416 or "StartTooLarge" in str(error)
 
 
-def is_repeatable(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Tell whether obstore sends a plain PUT again after this: no answer, or one that may heal."""
     kind = _KIND.search(str(error))
-    status = status_of(error)
+    status = parse_status(error)
     if status:
         return status in (408, 429) or status >= 500
     return kind is not None and kind[1] in ("Connect", "Interrupted", "Request")
@@ -276,7 +276,7 @@ def is_repeatable(error: BaseException) -> bool:
 
 def is_unknown_condition(error: BaseException) -> bool:
     """Tell whether a server may have refused a PUT only because it does not know its condition."""
-    status = status_of(error)
+    status = parse_status(error)
     if status != 400:
         return status in (405, 501)
     found = _CODE.search(str(error))
@@ -284,18 +284,18 @@ def is_unknown_condition(error: BaseException) -> bool:
     return found is None or found[1] not in others
 
 
-def cause_of(error: BaseException) -> BaseException | None:
+def get_safe_cause(error: BaseException) -> BaseException | None:
     """Return the error, to be chained, unless a refusal in it may quote the request."""
-    refused = isinstance(error, UnauthenticatedError) or 400 <= status_of(error) < 500
+    refused = isinstance(error, UnauthenticatedError) or 400 <= parse_status(error) < 500
     return None if refused else error
 
 
-def fault_of(error: BaseException) -> Fault:
+def describe_fault(error: BaseException) -> Fault:
     """Return what an error of obstore means. What is not known may always heal."""
     if isinstance(error, TimeoutError):
         return NO_ANSWER
     text = str(error)
-    status = status_of(error)
+    status = parse_status(error)
     found = _CODE.search(text)
     code = found[1] if found else ""
     if code in _NO_BUCKET or "specified bucket does not exist" in text:
@@ -307,7 +307,7 @@ def fault_of(error: BaseException) -> Fault:
     if code in _BY_CODE:
         return _BY_CODE[code]
     if status in (401, 403) or code in _BAD_CREDENTIALS or isinstance(error, UnauthenticatedError):
-        return _refusal(status, code)
+        return _describe_refusal(status, code)
     if status:
         return Fault(
             f"it answered {f'{status} {code}'.strip()}",
@@ -319,7 +319,7 @@ def fault_of(error: BaseException) -> Fault:
     return _BY_KIND.get(kind[1] if kind else "", _BROKEN)
 
 
-def _refusal(status: int, code: str) -> Fault:
+def _describe_refusal(status: int, code: str) -> Fault:
     named = f" ({code})" if code else ""
     if code in _BAD_CREDENTIALS or status == 401:
         return Fault(
@@ -366,7 +366,7 @@ _EXIT_SECONDS: Final = 0.05
 atexit.register(time.sleep, _EXIT_SECONDS)
 
 
-def client_options(*, allow_http: bool, root_certificate: bytes | None) -> "ClientConfig":
+def build_client_options(*, allow_http: bool, root_certificate: bytes | None) -> "ClientConfig":
     """Return the time bounds of every request."""
     options: ClientConfig = {
         "allow_http": allow_http,
@@ -379,12 +379,12 @@ def client_options(*, allow_http: bool, root_certificate: bytes | None) -> "Clie
     return options
 
 
-def read_options(options: "ClientConfig") -> "ClientConfig":
+def add_read_timeout(options: "ClientConfig") -> "ClientConfig":
     """Add the bound between two bytes. On a write it would count the time that sending takes."""
     return {**options, "read_timeout": timedelta(seconds=_ANSWER_SECONDS_MAX)}
 
 
-def retry_options(*, retries_max: int = _RETRIES_MAX) -> "RetryConfig":
+def build_retry_options(*, retries_max: int = _RETRIES_MAX) -> "RetryConfig":
     """Return how obstore itself tries again. A timeout comes too late for that."""
     return {
         "max_retries": retries_max,
@@ -450,9 +450,9 @@ class BucketBlobStore:
         try:
             next(iter(self._reads.list(self._prefix, chunk_size=1)), None)
         except (BaseError, OSError) as error:
-            fault = fault_of(error)
+            fault = describe_fault(error)
             kind = ConfigError if fault.permanent else StoreUnavailable
-            raise self._error(kind, "open", fault) from cause_of(error)
+            raise self._error(kind, "open", fault) from get_safe_cause(error)
 
     async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`. A server that ignores the condition says of every object that it is new.
@@ -463,8 +463,8 @@ class BucketBlobStore:
         path = self._path(key)
         try:
             # In turns: some stores let conditional PUTs of one key wait for each other for seconds.
-            async with self._turn(key):
-                with self._translated("write to"):
+            async with self._lock_key(key):
+                with self._translate_errors("write to"):
                     outcome = await self._put(path, data, conditional=key not in self._failed)
         except BaseException:
             self._failed.add(key)
@@ -473,7 +473,7 @@ class BucketBlobStore:
         return _IS_NEW.get(outcome)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, key: str) -> AsyncIterator[None]:
+    async def _lock_key(self, key: str) -> AsyncIterator[None]:
         """Wait until no other PUT of this key is under way in this event loop."""
         place = (asyncio.get_running_loop(), key)
         lock, waiting = self._turns.get(place, (asyncio.Lock(), 0))
@@ -488,7 +488,7 @@ class BucketBlobStore:
 
     async def _put(self, path: str, data: bytes, *, conditional: bool) -> _Created:
         """Write an object; over one that is there, too: a sweep goes by when it was written last."""
-        seconds = _seconds(len(data))
+        seconds = _get_timeout_seconds(len(data))
         outcome = _Created.UNKNOWN
         async with asyncio.timeout(seconds) as deadline:
             if conditional and self._knows_create:
@@ -515,17 +515,17 @@ class BucketBlobStore:
         except BaseError as error:
             if is_unknown_condition(error):
                 return _Created.REFUSED
-            if is_repeatable(error):
+            if is_retryable(error):
                 return _Created.UNKNOWN  # A plain PUT follows, which obstore itself repeats.
             raise
         return _Created.NEW
 
     async def put_file(self, key: str, path: Path) -> None:
-        """See `TakesFiles`. Its parts become an object once all of them are there."""
+        """See `FileUploader`. Its parts become an object once all of them are there."""
         to = self._path(key)
         size_bytes = (await asyncio.to_thread(path.stat)).st_size
-        with self._translated("write to"):
-            async with asyncio.timeout(_seconds(size_bytes)):
+        with self._translate_errors("write to"):
+            async with asyncio.timeout(_get_timeout_seconds(size_bytes)):
                 await self._writes.put_async(
                     to, path, chunk_size=_PART_BYTES, max_concurrency=_PARTS_MAX
                 )
@@ -535,18 +535,18 @@ class BucketBlobStore:
         return await self._get(key, None)
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
-        """See `BoundedReads`."""
+        """See `BoundedReader`."""
         return await self._get(key, bytes_max)
 
     async def _get(self, key: str, bytes_max: int | None) -> bytes:
         path = self._path(key)
-        with self._translated("read from", key):
-            async with asyncio.timeout(_seconds(0)):
+        with self._translate_errors("read from", key):
+            async with asyncio.timeout(_get_timeout_seconds(0)):
                 result = await self._reads.get_async(path)
             size = result.meta["size"]
             if bytes_max is not None:
-                check_bounded(key, size, bytes_max)
-            async with asyncio.timeout(_seconds(size)):
+                check_object_size(key, size, bytes_max)
+            async with asyncio.timeout(_get_timeout_seconds(size)):
                 data = (await result.bytes_async()).to_bytes()
             if len(data) != size:
                 raise ConnectionError
@@ -555,9 +555,9 @@ class BucketBlobStore:
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""
         path = self._path(key)
-        with self._translated("read from", key):
+        with self._translate_errors("read from", key):
             try:
-                async with asyncio.timeout(_seconds(min(length, OBJECT_BYTES_MAX))):
+                async with asyncio.timeout(_get_timeout_seconds(min(length, OBJECT_BYTES_MAX))):
                     # No range is empty in HTTP. One byte tells whether the object is there.
                     data = await self._reads.get_range_async(
                         path, start=start, length=max(length, 1)
@@ -575,13 +575,13 @@ class BucketBlobStore:
 
     @property
     def lists_ranges(self) -> bool:
-        """See `ListsRanges`."""
+        """See `RangeLister`."""
         return self._lists_ranges
 
     async def list_range(
         self, folder: str, after: str, before: str
     ) -> AsyncGenerator[BlobInfo, None]:
-        """See `ListsRanges`."""
+        """See `RangeLister`."""
         last = after
         async for info in self._list(folder, after):
             if info.key <= last:
@@ -594,13 +594,13 @@ class BucketBlobStore:
     async def _list(self, prefix: str, after: str | None) -> AsyncIterator[BlobInfo]:
         # What may follow a prefix makes it a key, so the check of keys serves. obstore lists whole
         # segments only.
-        checked_key(f"{prefix}x")
+        check_key(f"{prefix}x")
         folder = self._prefix + prefix.rpartition("/")[0]
         offset = None if after is None else self._prefix + after
         pages = aiter(self._reads.list(folder, offset=offset, chunk_size=_LIST_PAGE))
         while True:
-            with self._translated("list"):
-                async with asyncio.timeout(_seconds(0)):
+            with self._translate_errors("list"):
+                async with asyncio.timeout(_get_timeout_seconds(0)):
                     page = await anext(pages, None)
             if page is None:
                 return
@@ -616,37 +616,37 @@ class BucketBlobStore:
         step = _DELETE_BATCH if self._bulk_delete else _DELETE_CONCURRENCY
         for first in range(0, len(paths), step):
             batch = paths[first : first + step]
-            with self._translated("delete from"):
-                async with asyncio.timeout(_seconds(0)):
+            with self._translate_errors("delete from"):
+                async with asyncio.timeout(_get_timeout_seconds(0)):
                     if self._bulk_delete:
                         await self._reads.delete_async(batch)
                     else:
-                        await _all(map(self._delete_one, batch))
+                        await _await_all(map(self._delete_one, batch))
 
     async def _delete_one(self, path: str) -> None:
         try:
             await self._reads.delete_async(path)
         except FileNotFoundError as error:
-            if fault_of(error) is NO_BUCKET:
+            if describe_fault(error) is NO_BUCKET:
                 raise
 
     def _path(self, key: str) -> str:
-        return self._prefix + checked_key(key)
+        return self._prefix + check_key(key)
 
     @contextlib.contextmanager
-    def _translated(self, action: str, key: str | None = None) -> Iterator[None]:
+    def _translate_errors(self, action: str, key: str | None = None) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            if key is None or fault_of(error) is NO_BUCKET:
+            if key is None or describe_fault(error) is NO_BUCKET:
                 raise self._error(StoreUnavailable, action, NO_BUCKET) from error
             raise BlobMissing(
                 f"blob {key!r} is not in {self!r}. Restore it from an older version or a backup of "
                 "that bucket; what waits for it goes on by itself."
             ) from None
         except (BaseError, OSError) as error:
-            fault = fault_of(error)
-            raise self._error(StoreUnavailable, action, fault) from cause_of(error)
+            fault = describe_fault(error)
+            raise self._error(StoreUnavailable, action, fault) from get_safe_cause(error)
 
     def _error(
         self, kind: type[ConfigError | StoreError], action: str, fault: Fault
@@ -654,18 +654,18 @@ class BucketBlobStore:
         return kind(f"cannot {action} the blob store {self!r}: {fault.what}. {fault.remedy}")
 
 
-def _seconds(size_bytes: int) -> float:
+def _get_timeout_seconds(size_bytes: int) -> float:
     return _ANSWER_SECONDS_MAX + size_bytes / STORE_BYTES_PER_SECOND_MIN
 
 
 def _is_key(key: str) -> bool:
     try:
-        return bool(checked_key(key))
+        return bool(check_key(key))
     except InvalidKey:
         return False
 
 
-async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:
+async def _await_all(calls: Iterable[Coroutine[None, None, None]]) -> None:
     """Wait for all of them, then raise the first error: none is left running."""
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if outcome is not None:
@@ -703,7 +703,7 @@ def _open_s3(place: BucketURL) -> BucketBlobStore:
             credential_provider=access.keys,
         )
 
-    return _store(place, client, access.authorities)
+    return _build_store(place, client, access.authorities)
 
 
 def _open_gs(place: BucketURL) -> BucketBlobStore:
@@ -713,7 +713,7 @@ def _open_gs(place: BucketURL) -> BucketBlobStore:
     def client(options: "ClientConfig", retries: "RetryConfig") -> GCSStore:
         return GCSStore(place.bucket, config=config, client_options=options, retry_config=retries)
 
-    return _store(place, client)
+    return _build_store(place, client)
 
 
 def _open_az(place: BucketURL) -> BucketBlobStore:
@@ -723,23 +723,23 @@ def _open_az(place: BucketURL) -> BucketBlobStore:
     def client(options: "ClientConfig", retries: "RetryConfig") -> AzureStore:
         return AzureStore(place.bucket, config=config, client_options=options, retry_config=retries)
 
-    return _store(place, client)
+    return _build_store(place, client)
 
 
-def _store(
+def _build_store(
     place: BucketURL,
     client: "Callable[[ClientConfig, RetryConfig], Client]",
     authorities: bytes | None = None,
 ) -> BucketBlobStore:
     plain = place.options.get("endpoint", "").startswith("http://")
-    options = client_options(allow_http=plain, root_certificate=authorities)
+    options = build_client_options(allow_http=plain, root_certificate=authorities)
     return BucketBlobStore(
         str(place),
         place.prefix,
-        reads=client(read_options(options), retry_options()),
-        writes=client(options, retry_options()),
+        reads=client(add_read_timeout(options), build_retry_options()),
+        writes=client(options, build_retry_options()),
         # One more client takes about 10 ms to make.
-        creates=client(options, retry_options(retries_max=0)),
+        creates=client(options, build_retry_options(retries_max=0)),
         # Only S3 passes over what is not there.
         bulk_delete=place.scheme == "s3",
         # S3 and Google list in the order of UTF-8, from any key on; S3 Express (directory buckets) lists

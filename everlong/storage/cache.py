@@ -16,8 +16,8 @@ from everlong import limits
 from everlong.storage.base import (
     BlobInfo,
     BlobStore,
-    check_bounded,
-    checked_key,
+    check_key,
+    check_object_size,
     get_bounded,
     put_file,
 )
@@ -64,8 +64,8 @@ class CachedBlobStore:
         self._store = store
         self._memory = _MemoryTier(memory_bytes_max)
         self._disk = None if disk is None else DiskTier(disk, disk_bytes_max)
-        self._reads: _Flights[bytes] = _Flights()
-        self._lookups: _Flights[bytes | None] = _Flights()
+        self._reads: _SharedReads[bytes] = _SharedReads()
+        self._lookups: _SharedReads[bytes | None] = _SharedReads()
         self._lock = threading.Lock()
         self._deletes = 0
         self._misses = 0
@@ -75,56 +75,56 @@ class CachedBlobStore:
         return repr(self._store)
 
     @property
-    def behind(self) -> BlobStore:
+    def inner(self) -> BlobStore:
         """The store behind the cache, for who has to see that itself."""
         return self._store
 
     async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
         deletes, data = self._deletes, bytes(data)
-        is_new = await self._store.put(checked_key(key), data)
+        is_new = await self._store.put(check_key(key), data)
         await self._keep(key, data, deletes)
         return is_new
 
     async def put_file(self, key: str, path: Path) -> None:
-        """See `TakesFiles`. It is not kept: what comes as a file is read in ranges."""
-        await put_file(self._store, checked_key(key), path)
+        """See `FileUploader`. It is not kept: what comes as a file is read in ranges."""
+        await put_file(self._store, check_key(key), path)
         await self.forget([key])
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`. Concurrent gets of one key, in one event loop, are one read."""
-        data = self._memory.get(checked_key(key))
+        data = self._memory.get(check_key(key))
         if data is not None:
-            _note_read(hits=1)
+            _record_read(hits=1)
             return data
         return await self._reads.join(key, self._deletes, lambda: self._read(key, None))
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
-        """See `BoundedReads`. Concurrent gets with the same bound are one read."""
-        data = self._memory.get(checked_key(key))
+        """See `BoundedReader`. Concurrent gets with the same bound are one read."""
+        data = self._memory.get(check_key(key))
         if data is not None:
-            _note_read(hits=1)
+            _record_read(hits=1)
         else:
             data = await self._reads.join(
                 f"{key} {bytes_max}",
                 self._deletes,
                 lambda: self._read(key, bytes_max),
             )
-        check_bounded(key, len(data), bytes_max)
+        check_object_size(key, len(data), bytes_max)
         return data
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`. What is read from the store is not kept: it is not the whole object."""
-        data = self._memory.get(checked_key(key))
+        data = self._memory.get(check_key(key))
         if data is None and self._disk is not None:
             data = await self._lookups.join(key, self._deletes, lambda: self._look_up(key))
         if data is not None:
-            _note_read(hits=1)
+            _record_read(hits=1)
             return data[start : start + length]
         self._count(misses=1)
         part = await self._store.get_range(key, start, length)
         self._count(bytes_read=len(part))
-        _note_read(misses=1, size_bytes=len(part))
+        _record_read(misses=1, size_bytes=len(part))
         return part
 
     def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
@@ -133,7 +133,7 @@ class CachedBlobStore:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """See `BlobStore`. What cannot be deleted for sure is not kept either."""
-        gone = [checked_key(key) for key in keys]
+        gone = [check_key(key) for key in keys]
         try:
             await self._store.delete(gone)
         finally:
@@ -150,7 +150,7 @@ class CachedBlobStore:
 
     async def forget(self, keys: Iterable[str]) -> None:
         """Drop what is cached of these, and nothing from the store: a reader found it damaged."""
-        gone = [checked_key(key) for key in keys]
+        gone = [check_key(key) for key in keys]
         self._count(deletes=1)
         if self._disk is not None:
             await asyncio.to_thread(self._disk.remove, gone)
@@ -177,10 +177,10 @@ class CachedBlobStore:
             else:
                 data = await get_bounded(self._store, key, bytes_max)
             self._count(bytes_read=len(data))
-            _note_read(misses=1, size_bytes=len(data))
+            _record_read(misses=1, size_bytes=len(data))
             await self._keep(key, data, deletes)
         else:
-            _note_read(hits=1)
+            _record_read(hits=1)
         return data
 
     async def _look_up(self, key: str) -> bytes | None:
@@ -188,7 +188,7 @@ class CachedBlobStore:
         if self._disk is None:
             return None
         deletes = self._deletes
-        data = await _briefly(self._disk.read, key)
+        data = await _run_briefly(self._disk.read, key)
         if data is not None:
             self._keep_in_memory(key, data, deletes)
         return data
@@ -196,7 +196,7 @@ class CachedBlobStore:
     async def _keep(self, key: str, data: bytes, deletes: int) -> None:
         self._keep_in_memory(key, data, deletes)
         if self._disk is not None:
-            await _briefly(self._keep_on_disk, self._disk, key, data, deletes)
+            await _run_briefly(self._keep_on_disk, self._disk, key, data, deletes)
 
     def _keep_in_memory(self, key: str, data: bytes, deletes: int) -> None:
         self._memory.put(key, data)
@@ -215,7 +215,7 @@ class CachedBlobStore:
             self._deletes += deletes
 
 
-def _note_read(*, hits: int = 0, misses: int = 0, size_bytes: int = 0) -> None:
+def _record_read(*, hits: int = 0, misses: int = 0, size_bytes: int = 0) -> None:
     """Tell whoever counts what it reads. Of those who share one read, the first does."""
     reads = READS.get()
     if reads is not None:
@@ -224,7 +224,7 @@ def _note_read(*, hits: int = 0, misses: int = 0, size_bytes: int = 0) -> None:
         reads.bytes += size_bytes
 
 
-async def _briefly(work: Callable[..., T], *arguments: Any) -> T | None:
+async def _run_briefly(work: Callable[..., T], *arguments: Any) -> T | None:
     """Use the disk, but do not wait for a slow one: the store behind has a time of its own."""
     try:
         async with asyncio.timeout(limits.CACHE_SECONDS_MAX):
@@ -233,7 +233,7 @@ async def _briefly(work: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
-class _Flight(Generic[T]):
+class _SharedRead(Generic[T]):
     """One read, and how many wait for it."""
 
     task: asyncio.Task[T]
@@ -242,11 +242,11 @@ class _Flight(Generic[T]):
         self.waiters = 0
 
 
-class _Flights(Generic[T]):
+class _SharedReads(Generic[T]):
     """Reads under way, each shared by all who ask for the same in the same event loop."""
 
     def __init__(self) -> None:
-        self._flights: dict[tuple[object, str, int], _Flight[T]] = {}
+        self._flights: dict[tuple[object, str, int], _SharedRead[T]] = {}
 
     async def join(self, key: str, since: int, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what `read` gives, or what one that is under way since the same count gives.
@@ -257,9 +257,9 @@ class _Flights(Generic[T]):
         flight = self._flights.get(slot)
         if flight is None:
             # Registered first: a task may run to its end before it is returned, if it is eager.
-            flight = self._flights[slot] = _Flight()
+            flight = self._flights[slot] = _SharedRead()
             flight.task = asyncio.create_task(self._fly(slot, flight, read))
-            flight.task.add_done_callback(_observe)
+            flight.task.add_done_callback(_consume_error)
         task = flight.task
         flight.waiters += 1
         try:
@@ -276,7 +276,7 @@ class _Flights(Generic[T]):
     async def _fly(
         self,
         slot: tuple[object, str, int],
-        flight: _Flight[T],
+        flight: _SharedRead[T],
         read: Callable[[], Coroutine[Any, Any, T]],
     ) -> T:
         try:
@@ -284,13 +284,13 @@ class _Flights(Generic[T]):
         finally:
             self._end(slot, flight)
 
-    def _end(self, slot: tuple[object, str, int], flight: _Flight[T]) -> None:
+    def _end(self, slot: tuple[object, str, int], flight: _SharedRead[T]) -> None:
         """Let nobody join any more. One that was given up may have a successor already."""
         if self._flights.get(slot) is flight:
             del self._flights[slot]
 
 
-def _observe(task: asyncio.Task[Any]) -> None:
+def _consume_error(task: asyncio.Task[Any]) -> None:
     """Take an error that nobody waited for, so that asyncio does not report it as lost."""
     if not task.cancelled():
         task.exception()

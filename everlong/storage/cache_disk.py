@@ -94,7 +94,7 @@ class DiskTier:
         try:
             if not self._opened:
                 self._open()
-            checksum = _checksum(key, data)
+            checksum = _compute_checksum(key, data)
             if _is_there(path, checksum, size_bytes) or not self._reserve(charge):
                 return
             try:
@@ -135,7 +135,7 @@ class DiskTier:
             if not stat.S_ISREG(status.st_mode) or status.st_size > self._bytes_max:
                 return None
             checksum, data = file.read(_CHECKSUM_BYTES), file.read()
-            if checksum != _checksum(key, data):
+            if checksum != _compute_checksum(key, data):
                 return None
             _refresh(file.fileno(), status)
             return data
@@ -238,7 +238,7 @@ class DiskTier:
         )
 
 
-def _checksum(key: str, data: bytes) -> bytes:
+def _compute_checksum(key: str, data: bytes) -> bytes:
     # No key holds a zero byte, so no two pairs of key and content are the same text.
     checksum = hashlib.sha256(f"{key}\0".encode())
     checksum.update(data)

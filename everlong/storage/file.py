@@ -14,7 +14,7 @@ from typing import Final
 
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.limits import MIB
-from everlong.storage.base import BlobInfo, check_bounded, checked_key
+from everlong.storage.base import BlobInfo, check_key, check_object_size
 
 # Unfinished writes lie here, out of every listing. A writer that was killed leaves its file behind;
 # one that is older than an hour belongs to nobody.
@@ -39,7 +39,7 @@ class FileBlobStore:
         # that find the same directory missing sync its parents twice.
         self._synced: set[str] = set()
         self._has_unnamed = hasattr(os, "O_TMPFILE")  # Linux, until a file system refuses it.
-        with self._translated("open"):
+        with self._translate_errors("open"):
             # Conversations are in here: they are for this user alone.
             if not root.exists():
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,23 +55,23 @@ class FileBlobStore:
 
     async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
-        return await asyncio.to_thread(self._put, checked_key(key), data)
+        return await asyncio.to_thread(self._put, check_key(key), data)
 
     async def put_file(self, key: str, path: Path) -> None:
-        """See `TakesFiles`."""
-        await asyncio.to_thread(self._put, checked_key(key), path)
+        """See `FileUploader`."""
+        await asyncio.to_thread(self._put, check_key(key), path)
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""
-        return await asyncio.to_thread(self._read, checked_key(key), 0, -1)
+        return await asyncio.to_thread(self._read, check_key(key), 0, -1)
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
-        """See `BoundedReads`."""
-        return await asyncio.to_thread(self._read, checked_key(key), 0, -1, bytes_max)
+        """See `BoundedReader`."""
+        return await asyncio.to_thread(self._read, check_key(key), 0, -1, bytes_max)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""
-        return await asyncio.to_thread(self._read, checked_key(key), start, length)
+        return await asyncio.to_thread(self._read, check_key(key), start, length)
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """See `BlobStore`."""
@@ -82,13 +82,13 @@ class FileBlobStore:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """See `BlobStore`."""
-        await asyncio.to_thread(self._delete, [checked_key(key) for key in keys])
+        await asyncio.to_thread(self._delete, [check_key(key) for key in keys])
 
     def _put(self, key: str, data: bytes | Path) -> bool:
         # Text and no `Path`, which takes longer than the system calls.
         path = f"{self._root}/{key}"
         directory = path.rpartition("/")[0]
-        with self._translated("write to"):
+        with self._translate_errors("write to"):
             is_new = isinstance(data, bytes) and self._put_unnamed(path, directory, data)
             if not is_new:
                 is_new = self._put_scratch(path, directory, data)
@@ -163,11 +163,11 @@ class FileBlobStore:
         self._synced.add(directory)
 
     def _read(self, key: str, start: int, length: int, bytes_max: int | None = None) -> bytes:
-        with self._translated("read from"):
+        with self._translate_errors("read from"):
             try:
                 with (self._root / key).open("rb") as file:
                     if bytes_max is not None:
-                        check_bounded(key, os.fstat(file.fileno()).st_size, bytes_max)
+                        check_object_size(key, os.fstat(file.fileno()).st_size, bytes_max)
                     file.seek(start)
                     return file.read(length)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -178,7 +178,7 @@ class FileBlobStore:
                 ) from None
 
     def _delete(self, keys: Sequence[str]) -> None:
-        with self._translated("delete from"):
+        with self._translate_errors("delete from"):
             self._check_root()
             for key in keys:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -186,8 +186,8 @@ class FileBlobStore:
 
     def _walk(self, prefix: str) -> Iterator[BlobInfo]:
         # What may follow a prefix makes it a key, so the check of keys serves.
-        checked_key(f"{prefix}x")
-        with self._translated("list"):
+        check_key(f"{prefix}x")
+        with self._translate_errors("list"):
             self._check_root()
             # Only the directory that the prefix leads into, not the whole store.
             start = self._root / prefix.rpartition("/")[0]
@@ -228,7 +228,7 @@ class FileBlobStore:
             os.fsync(descriptor)
 
     @contextlib.contextmanager
-    def _translated(self, action: str) -> Iterator[None]:
+    def _translate_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

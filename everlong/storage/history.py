@@ -29,7 +29,7 @@ _MARK: Final = re.compile(r"\[\.\.\. \d+ bytes left out; recall\(seq=0\) shows t
 
 
 @dataclasses.dataclass(frozen=True)
-class Past:
+class LoadedContext:
     """A thread's context as loaded for a step."""
 
     base: Snapshot | None
@@ -39,7 +39,7 @@ class Past:
     now_ms: int
 
 
-class Reader:
+class ThreadHistory:
     """Reads the history of one thread, and stores its snapshots."""
 
     def __init__(self, packs: PackStore, thread: str) -> None:
@@ -47,7 +47,9 @@ class Reader:
         self._thread = thread
         self.journal = Journal(packs, thread)
 
-    async def past(self, context: Context, own: Policy, tail: Sequence[Entry] = ()) -> Past:
+    async def load_context(
+        self, context: Context, own: Policy, tail: Sequence[Entry] = ()
+    ) -> LoadedContext:
         """Load the parts of a context. `own` is the agent's policy."""
         policy = own if context.policy is None else Policy().with_changes(context.policy)
         base = None
@@ -56,11 +58,11 @@ class Reader:
             base = await self._snapshot(context.snapshot)
             first_seq = base.upto_seq + 1
         entries = [*await self.journal.read(context.head, first_seq), *tail]
-        return Past(base, tuple(await self.items(entries)), policy, context.now_ms)
+        return LoadedContext(base, tuple(await self.items(entries)), policy, context.now_ms)
 
     async def items(self, entries: Sequence[Entry]) -> list[Item]:
         """Return entries with their messages, as a model sees them."""
-        return await items_of(self.journal, entries)
+        return await load_items(self.journal, entries)
 
     async def store(
         self, snapshot: Snapshot, context_bytes: int, previous: SnapshotRef | None = None
@@ -86,16 +88,16 @@ class Reader:
         return load(await self._packs.read_body(snapshot.ref))
 
 
-async def items_of(journal: JournalReader, entries: Sequence[Entry]) -> list[Item]:
+async def load_items(journal: JournalReader, entries: Sequence[Entry]) -> list[Item]:
     """Return entries with their messages, as a model sees them."""
     spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
     messages = dict(
         zip((entry.seq for entry in spoken), await journal.messages(spoken), strict=True)
     )
-    return [Item(entry, _placed(entry, messages.get(entry.seq))) for entry in entries]
+    return [Item(entry, _fill_in_seq(entry, messages.get(entry.seq))) for entry in entries]
 
 
-async def message_entry(
+async def write_message(
     journal: Journal,
     kind: Kind,
     message: Message,
@@ -107,18 +109,20 @@ async def message_entry(
     """Store a message whole and, if it is too long for a model, also shortened."""
     shown = shorten(message.text, bytes_max, seq=0)
     if shown == message.text:
-        return await journal.body_entry(kind, message, time_ms, inline_bytes_max=inline_bytes_max)
-    entry, shown_bytes = await journal.body_entry(
+        return await journal.write_body_entry(
+            kind, message, time_ms, inline_bytes_max=inline_bytes_max
+        )
+    entry, shown_bytes = await journal.write_body_entry(
         kind, dataclasses.replace(message, text=shown), time_ms, inline_bytes_max=inline_bytes_max
     )
     # The entry refers to the whole message, so that is stored as a pack whatever its size.
-    whole, whole_bytes = await journal.body_entry(
+    whole, whole_bytes = await journal.write_body_entry(
         kind, message, time_ms, inline_bytes_max=0, excerpt=entry.ref
     )
     return dataclasses.replace(entry, original=whole.ref), whole_bytes + shown_bytes
 
 
-def _placed(entry: Entry, message: Message | None) -> Message | None:
+def _fill_in_seq(entry: Entry, message: Message | None) -> Message | None:
     if entry.original is None or message is None:
         return message
     marks = list(_MARK.finditer(message.text))

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from everlong.errors import BlobMissing
-from everlong.storage.base import BlobInfo, BlobStore, OutOfOrder, get_bounded, put_file, ranges_of
+from everlong.storage.base import (
+    BlobInfo,
+    BlobStore,
+    OutOfOrder,
+    get_bounded,
+    get_range_lister,
+    put_file,
+)
 
 
 @dataclasses.dataclass
@@ -41,7 +48,7 @@ READS: Final[contextvars.ContextVar[Reads | None]] = contextvars.ContextVar("REA
 
 
 @contextlib.contextmanager
-def counting(*, writes: bool = False) -> Iterator[Reads]:
+def count_reads(*, writes: bool = False) -> Iterator[Reads]:
     """Count what the body reads and, with `writes`, which packs it stores."""
     reads = Reads(stored=set() if writes else None)
     token = READS.set(reads)
@@ -51,74 +58,74 @@ def counting(*, writes: bool = False) -> Iterator[Reads]:
         READS.reset(token)
 
 
-Called: TypeAlias = Callable[[str, float, BaseException | None], None]
+CallObserver: TypeAlias = Callable[[str, float, BaseException | None], None]
 """Told of each call: the operation, how long it took, and what it raised."""
 
 
-class CountedBlobStore:
+class InstrumentedBlobStore:
     """A `BlobStore` in front of another that tells of each call to it."""
 
-    def __init__(self, store: BlobStore, called: Called) -> None:
+    def __init__(self, store: BlobStore, on_call: CallObserver) -> None:
         self._store = store
-        self._called = called
+        self._on_call = on_call
 
     def __repr__(self) -> str:
         return repr(self._store)
 
     async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
-        with self._timed("put"):
+        with self._time_call("put"):
             return await self._store.put(key, data)
 
     async def put_file(self, key: str, path: Path) -> None:
-        """See `TakesFiles`."""
-        with self._timed("put"):
+        """See `FileUploader`."""
+        with self._time_call("put"):
             await put_file(self._store, key, path)
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""
-        with self._timed("get"):
+        with self._time_call("get"):
             return await self._store.get(key)
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
-        """See `BoundedReads`."""
-        with self._timed("get"):
+        """See `BoundedReader`."""
+        with self._time_call("get"):
             return await get_bounded(self._store, key, bytes_max)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""
-        with self._timed("get_range"):
+        with self._time_call("get_range"):
             return await self._store.get_range(key, start, length)
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """See `BlobStore`."""
-        with self._timed("list"):
+        with self._time_call("list"):
             async for info in self._store.list(prefix):
                 yield info
 
     @property
     def lists_ranges(self) -> bool:
-        """See `ListsRanges`."""
-        return ranges_of(self._store) is not None
+        """See `RangeLister`."""
+        return get_range_lister(self._store) is not None
 
     async def list_range(
         self, folder: str, after: str, before: str
     ) -> AsyncGenerator[BlobInfo, None]:
-        """See `ListsRanges`."""
-        store = ranges_of(self._store)
+        """See `RangeLister`."""
+        store = get_range_lister(self._store)
         if store is None:
             raise OutOfOrder
-        with self._timed("list"):
+        with self._time_call("list"):
             async for info in store.list_range(folder, after, before):
                 yield info
 
     async def delete(self, keys: Iterable[str]) -> None:
         """See `BlobStore`."""
-        with self._timed("delete"):
+        with self._time_call("delete"):
             await self._store.delete(keys)
 
     @contextlib.contextmanager
-    def _timed(self, operation: str) -> Iterator[None]:
+    def _time_call(self, operation: str) -> Iterator[None]:
         started = time.monotonic()
         failed: BaseException | None = None
         try:
@@ -127,10 +134,10 @@ class CountedBlobStore:
             failed = error
             raise
         finally:
-            self._called(operation, time.monotonic() - started, failed)
+            self._on_call(operation, time.monotonic() - started, failed)
 
 
-def outcome_of(error: BaseException | None) -> str:
+def describe_outcome(error: BaseException | None) -> str:
     """Return how a call ended, in a word that there are few of."""
     match error:
         case None | GeneratorExit():  # Whoever lists may have seen enough.

@@ -32,14 +32,14 @@ from everlong.models import (
 )
 from everlong.models.journal import Body
 from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gather_bounded
 from everlong.storage.segments import (
     MESSAGE_KINDS,
     SegmentStore,
-    body_in,
+    check_readable,
     check_refs,
-    checked,
-    parsed_compaction,
+    extract_body,
+    parse_compaction,
     to_message,
 )
 
@@ -101,12 +101,12 @@ class Journal:
     ) -> tuple[SegmentRef, int]:
         """Write entries after those of `head`; return the new head and the bytes written."""
         if head is None:
-            _check_new(entries, 1)
+            _check_sequence(entries, 1)
             check_refs(entries, self._segments.own)
             return await self._segments.write(Segment(before=(), entries=tuple(entries)))
-        piece = await self._segments.head(head)
+        piece = await self._segments.read_head(head)
         newest, readable = piece
-        _check_new(entries, seq_after(head))
+        _check_sequence(entries, seq_after(head))
         check_refs(entries, readable)
         merged = await self._segments.merge(
             [*newest.before, head], len(entries), readable, piece.totals(), piece
@@ -131,13 +131,13 @@ class Journal:
         """
         if not 1 <= seq < seq_after(head):
             raise ValueError(f"there is no entry {seq}, only 1 to {seq_after(head) - 1}")
-        _check_new([entry], seq + 1)
+        _check_sequence([entry], seq + 1)
         other = SegmentStore(self._packs, head.ref.thread)
-        newest = await other.head(head)
-        shares = _shares([head.ref.thread, *newest.segment.shares], self._thread)
+        newest = await other.read_head(head)
+        shares = _collect_shares([head.ref.thread, *newest.segment.shares], self._thread)
         readable = self._segments.own.union(shares)
         check_refs([entry], readable)
-        before, entries, totals = await other.upto(head, newest, seq)
+        before, entries, totals = await other.cut_after(head, newest, seq)
         merged = await self._segments.merge(before, len(entries) + 1, readable, totals)
         return await self._segments.write(
             Segment(
@@ -154,13 +154,13 @@ class Journal:
         """Return the entries of a range, or all up to `head`, in order."""
         if head is None:
             return []
-        newest = await self._segments.head(head)
+        newest = await self._segments.read_head(head)
         end_seq = seq_after(head) if last_seq is None else last_seq + 1
-        return await self._segments.entries(newest, first_seq, end_seq - 1)
+        return await self._segments.read_entries(newest, first_seq, end_seq - 1)
 
     async def newest(self, head: SegmentRef) -> Entry:
         """Return the last entry, from one read."""
-        return (await self._segments.head(head)).segment.entries[-1]
+        return (await self._segments.read_head(head)).segment.entries[-1]
 
     async def entry(self, head: SegmentRef, seq: int) -> Entry:
         """Return one entry."""
@@ -185,7 +185,7 @@ class Journal:
         if head is None:
             return None
         kinds = {kind} if isinstance(kind, Kind) else kind
-        newest = await self._segments.head(head)
+        newest = await self._segments.read_head(head)
         last_seq = seq_after(head) - 1
         if before_seq is not None:
             last_seq = min(before_seq, last_seq)
@@ -193,7 +193,7 @@ class Journal:
         while last_seq >= first_seq:
             start_seq = head.first_seq if last_seq >= head.first_seq else last_seq - step + 1
             from_seq = max(first_seq, start_seq)
-            for entry in reversed(await self._segments.entries(newest, from_seq, last_seq)):
+            for entry in reversed(await self._segments.read_entries(newest, from_seq, last_seq)):
                 if entry.kind in kinds:
                     return entry
             if last_seq < head.first_seq:
@@ -208,7 +208,7 @@ class Journal:
         has none, which is so after an append by an Everlong that did not write them, all entries are
         read, a bounded number at a time.
         """
-        newest = await self._segments.head(head)
+        newest = await self._segments.read_head(head)
         _, _, piece = await self._segments.find(head, newest, seq)
         found = piece.totals(seq)
         if found is not None:
@@ -216,10 +216,10 @@ class Journal:
         found = Totals()
         for first_seq in range(1, seq + 1, _SCAN_ENTRIES):
             last_seq = min(seq, first_seq + _SCAN_ENTRIES - 1)
-            found = add_up(await self._segments.entries(newest, first_seq, last_seq), found)
+            found = add_up(await self._segments.read_entries(newest, first_seq, last_seq), found)
         return found
 
-    async def body_entry(
+    async def write_body_entry(
         self,
         kind: Kind,
         message: Message,
@@ -265,7 +265,7 @@ class Journal:
         found: dict[int, Body] = {}
         packs: dict[str, tuple[Ref, list[int]]] = {}
         if whole:
-            entries = [_whole(entry) for entry in entries]
+            entries = [_point_to_original(entry) for entry in entries]
         for index, entry in enumerate(entries):
             if entry.body is not None:
                 found[index] = entry.body
@@ -276,24 +276,24 @@ class Journal:
 
         async def read(ref: Ref, indexes: list[int]) -> None:
             plaintext = await self._packs.read_body(ref)
-            found.update({index: body_in(plaintext, entries[index]) for index in indexes})
+            found.update({index: extract_body(plaintext, entries[index]) for index in indexes})
 
-        await gathered([partial(read, *each) for each in packs.values()])
+        await gather_bounded([partial(read, *each) for each in packs.values()])
         return [found[index] for index in range(len(entries))]
 
     async def snapshot(self, head: SegmentRef, entry: Entry) -> bytes:
         """Return the snapshot that a compaction made. A fork's first ones are the other thread's."""
-        ref = parsed_compaction(entry).snapshot.ref
-        return await self._packs.read_body(await self.checked(head, ref))
+        ref = parse_compaction(entry).snapshot.ref
+        return await self._packs.read_body(await self.check_ref(head, ref))
 
-    async def checked(self, head: SegmentRef | None, ref: Ref) -> Ref:
+    async def check_ref(self, head: SegmentRef | None, ref: Ref) -> Ref:
         """Return a ref, say of a snapshot, that the journal of `head` may lead to; refuse others."""
         if head is not None and ref.thread not in self._segments.readable:
-            await self._segments.head(head)
-        return checked(ref, self._segments.readable)
+            await self._segments.read_head(head)
+        return check_readable(ref, self._segments.readable)
 
 
-def _check_new(entries: Sequence[Entry], first_seq: int) -> None:
+def _check_sequence(entries: Sequence[Entry], first_seq: int) -> None:
     if not entries:
         raise ValueError("an append needs at least one entry")
     for seq, entry in enumerate(entries, first_seq):
@@ -303,14 +303,14 @@ def _check_new(entries: Sequence[Entry], first_seq: int) -> None:
             raise ValueError(f"entry {seq} names a part of a pack, and no pack")
 
 
-def _whole(entry: Entry) -> Entry:
+def _point_to_original(entry: Entry) -> Entry:
     """Return an entry that leads to the whole of its message."""
     if entry.original is None:
         return entry
     return dataclasses.replace(entry, body=None, ref=entry.original, part=None, original=None)
 
 
-def _shares(threads: Iterable[str], own: str) -> tuple[str, ...]:
+def _collect_shares(threads: Iterable[str], own: str) -> tuple[str, ...]:
     shares = tuple(dict.fromkeys(each for each in threads if each != own))
     if len(shares) > limits.SHARES_MAX:
         raise ThreadError(

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterable
 
 from everlong.errors import BlobMissing
-from everlong.storage.base import BlobInfo, checked_key
+from everlong.storage.base import BlobInfo, check_key
 
 
 class MemoryBlobStore:
@@ -17,14 +17,14 @@ class MemoryBlobStore:
 
     async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
-        is_new = checked_key(key) not in self._objects
+        is_new = check_key(key) not in self._objects
         self._objects[key] = bytes(data)
         return is_new
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""
         try:
-            return self._objects[checked_key(key)]
+            return self._objects[check_key(key)]
         except KeyError:
             raise BlobMissing(
                 f"blob {key!r} is not in {self!r}; it ended with its process"
@@ -36,7 +36,7 @@ class MemoryBlobStore:
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """See `BlobStore`."""
-        checked_key(f"{prefix}x")
+        check_key(f"{prefix}x")
         for key, data in list(self._objects.items()):
             if key.startswith(prefix):
                 yield BlobInfo(key, len(data))
@@ -44,4 +44,4 @@ class MemoryBlobStore:
     async def delete(self, keys: Iterable[str]) -> None:
         """See `BlobStore`."""
         for key in keys:
-            self._objects.pop(checked_key(key), None)
+            self._objects.pop(check_key(key), None)

@@ -91,18 +91,18 @@ def _compress(plaintext: bytes) -> tuple[bytes, int]:
     if len(plaintext) < limits.COMPRESS_BYTES_MIN:
         return plaintext, _STORED
     if len(plaintext) <= SMALL_BYTES_MAX:
-        body, compression = small_compressor().compress(plaintext), _ZSTD_BUILTIN
+        body, compression = get_small_compressor().compress(plaintext), _ZSTD_BUILTIN
     else:
-        body, compression = compressor().compress(plaintext), _ZSTD
+        body, compression = get_compressor().compress(plaintext), _ZSTD
     if len(body) <= limits.COMPRESS_RATIO_MAX * len(plaintext):
         return body, compression
     return plaintext, _STORED
 
 
-def declared_bytes(data: bytes) -> int:
+def get_declared_bytes(data: bytes) -> int:
     """Return the plaintext size that an object declares, after checking its header."""
     if data[:1] == _SMALL_START:
-        return _small_bytes(data)
+        return _get_small_bytes(data)
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         raise BlobCorrupt("not an Everlong object: its header is missing")
     _, version, compression, key_id_bytes, size_bytes = HEADER.unpack_from(data)
@@ -118,7 +118,7 @@ def declared_bytes(data: bytes) -> int:
     return int(size_bytes)
 
 
-def _small_bytes(data: bytes) -> int:
+def _get_small_bytes(data: bytes) -> int:
     """Return the plaintext size that a small object declares in its frame."""
     try:
         size_bytes = int(zstandard.frame_content_size(_FRAME_MAGIC + data[1:]))
@@ -129,9 +129,9 @@ def _small_bytes(data: bytes) -> int:
     return size_bytes
 
 
-def sealing_key_id(data: bytes) -> str:
+def get_key_id(data: bytes) -> str:
     """Return the id of the key that an object is sealed with; empty if it is not."""
-    declared_bytes(data)
+    get_declared_bytes(data)
     if data[:1] == _SMALL_START:
         return ""
     key_id_bytes = HEADER.unpack_from(data)[3]
@@ -140,13 +140,13 @@ def sealing_key_id(data: bytes) -> str:
 
 def unseal(data: bytes, keys: Keys | None = None) -> bytes:
     """Return the plaintext of an object. Never inflates beyond the size that it declares."""
-    size_bytes = declared_bytes(data)
+    size_bytes = get_declared_bytes(data)
     if data[:1] == _SMALL_START:
         return inflate_small(_FRAME_MAGIC + data[1:], size_bytes)
     _, _, compression, key_id_bytes, _ = HEADER.unpack_from(data)
     body = data[HEADER.size :]
     if key_id_bytes:
-        body = _opened(data, HEADER.size + key_id_bytes + SALT_BYTES, keys)
+        body = _open_body(data, HEADER.size + key_id_bytes + SALT_BYTES, keys)
     if compression == _ZSTD:
         body = inflate(body, size_bytes)
     elif compression == _ZSTD_BUILTIN:
@@ -156,8 +156,8 @@ def unseal(data: bytes, keys: Keys | None = None) -> bytes:
     return body
 
 
-def _opened(data: bytes, header_bytes: int, keys: Keys | None) -> bytes:
-    key_id = sealing_key_id(data)
+def _open_body(data: bytes, header_bytes: int, keys: Keys | None) -> bytes:
+    key_id = get_key_id(data)
     if keys is None:
         raise KeyMissing(
             f"a payload is sealed with key {key_id!r}, and no keys are configured here. Configure the "
@@ -168,7 +168,7 @@ def _opened(data: bytes, header_bytes: int, keys: Keys | None) -> bytes:
     return open_bytes(key, 0, data[header_bytes:], data[:header_bytes])
 
 
-def compressor(level: int = LEVEL) -> zstandard.ZstdCompressor:
+def get_compressor(level: int = LEVEL) -> zstandard.ZstdCompressor:
     """Return the compressor of this OS thread for a level, without a dictionary."""
     compressors: dict[int, zstandard.ZstdCompressor] | None = getattr(_THREAD, "compressors", None)
     if compressors is None:
@@ -179,54 +179,54 @@ def compressor(level: int = LEVEL) -> zstandard.ZstdCompressor:
     return found
 
 
-def small_compressor() -> zstandard.ZstdCompressor:
+def get_small_compressor() -> zstandard.ZstdCompressor:
     """Return the compressor of this OS thread that has the built-in dictionary."""
-    found: zstandard.ZstdCompressor | None = getattr(_THREAD, "small_compressor", None)
+    found: zstandard.ZstdCompressor | None = getattr(_THREAD, "get_small_compressor", None)
     if found is None:
-        found = _THREAD.small_compressor = zstandard.ZstdCompressor(
+        found = _THREAD.get_small_compressor = zstandard.ZstdCompressor(
             level=JOURNAL_LEVEL,
-            dict_data=_builtin_dictionary(),
+            dict_data=_build_builtin_dictionary(),
             write_checksum=True,
             write_dict_id=False,
         )
     return found
 
 
-def _builtin_dictionary() -> zstandard.ZstdCompressionDict:
+def _build_builtin_dictionary() -> zstandard.ZstdCompressionDict:
     return zstandard.ZstdCompressionDict(_BUILTIN, dict_type=zstandard.DICT_TYPE_FULLDICT)
 
 
-def _decompressor(dictionary: bytes) -> zstandard.ZstdDecompressor:
+def _get_decompressor(dictionary: bytes) -> zstandard.ZstdDecompressor:
     """Return the decompressor of this OS thread; with a dictionary of a pack, a new one."""
     if dictionary:
-        return zstandard.ZstdDecompressor(raw_dictionary(dictionary))
+        return zstandard.ZstdDecompressor(build_dictionary(dictionary))
     found: zstandard.ZstdDecompressor | None = getattr(_THREAD, "decompressor", None)
     if found is None:
         found = _THREAD.decompressor = zstandard.ZstdDecompressor()
     return found
 
 
-def _small_decompressor() -> zstandard.ZstdDecompressor:
+def _get_small_decompressor() -> zstandard.ZstdDecompressor:
     """Return the decompressor of this OS thread that has the built-in dictionary."""
     found: zstandard.ZstdDecompressor | None = getattr(_THREAD, "small_decompressor", None)
     if found is None:
-        found = _THREAD.small_decompressor = zstandard.ZstdDecompressor(_builtin_dictionary())
+        found = _THREAD.small_decompressor = zstandard.ZstdDecompressor(_build_builtin_dictionary())
     return found
 
 
-def raw_dictionary(data: bytes) -> zstandard.ZstdCompressionDict:
+def build_dictionary(data: bytes) -> zstandard.ZstdCompressionDict:
     """Return bytes as a dictionary for zstd: content that frames may repeat."""
     return zstandard.ZstdCompressionDict(data, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def inflate(body: bytes, size_bytes: int, dictionary: bytes = b"") -> bytes:
     """Decompress one zstd frame that has to give exactly that many bytes."""
-    return _inflate(_decompressor(dictionary), body, size_bytes)
+    return _inflate(_get_decompressor(dictionary), body, size_bytes)
 
 
 def inflate_small(body: bytes, size_bytes: int) -> bytes:
     """Decompress one zstd frame that was made with the built-in dictionary."""
-    return _inflate(_small_decompressor(), body, size_bytes)
+    return _inflate(_get_small_decompressor(), body, size_bytes)
 
 
 def _inflate(decompressor: zstandard.ZstdDecompressor, body: bytes, size_bytes: int) -> bytes:
@@ -248,7 +248,7 @@ async def seal_object(plaintext: bytes, keys: Keys | None = None) -> bytes:
 
 async def unseal_object(data: bytes, keys: Keys | None = None) -> bytes:
     """Unseal without holding the event loop up."""
-    if declared_bytes(data) < limits.LOOP_BYTES_MAX:
+    if get_declared_bytes(data) < limits.LOOP_BYTES_MAX:
         return unseal(data, keys)
     return await run_in_thread(unseal, data, keys)
 

@@ -24,7 +24,7 @@ from everlong.models import Kind, Ref, make_printable
 from everlong.storage import open_store
 from everlong.storage.base import BlobStore, FailedPuts, get_bounded
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.instrumented import READS, Called, CountedBlobStore
+from everlong.storage.instrumented import READS, CallObserver, InstrumentedBlobStore
 from everlong.storage.keys import Keyring, Keys, KeySource
 from everlong.storage.objects import JOURNAL_LEVEL, run_in_thread, thread_prefix
 from everlong.storage.packs import (
@@ -35,17 +35,17 @@ from everlong.storage.packs import (
     DamagedPack,
     Extent,
     Pack,
+    build_contents,
     build_pack,
-    key_id_of,
-    stored_bytes_max,
-    whole,
-    without_ends,
+    compute_stored_bytes_max,
+    parse_key_id,
+    share_ends,
 )
 from everlong.storage.quarantine import RestoringBlobStore
 
 T = TypeVar("T")
 
-ASKED: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar(
+READ_OBSERVER: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar(
     "everlong_asked", default=None
 )
 """Told what is about to be read, in words with its name in them, also if it is then found in memory. So
@@ -71,19 +71,19 @@ _HEADS_BYTES: Final = 8 * limits.MIB
 _DICTIONARY_RATIO_MAX: Final = 2 / 3
 _DICTIONARY_STORED_BYTES_MAX: Final = 256 * limits.KIB
 # The largest pack that is ever written.
-_PACK_BYTES_MAX: Final = stored_bytes_max(limits.OBJECT_BYTES_MAX)
+_PACK_BYTES_MAX: Final = compute_stored_bytes_max(limits.OBJECT_BYTES_MAX)
 _RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
 
 
 @runtime_checkable
-class _Forgetful(Protocol):
+class _EvictableCache(Protocol):
     """A store that keeps copies, and can be told that one of them is bad."""
 
     async def forget(self, keys: Sequence[str]) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class ReadResult:
     """A pack that was read, those that it points to, and the data that they give."""
 
     pack: Pack
@@ -93,7 +93,7 @@ class Reading:
     data: bytes = dataclasses.field(repr=False)
 
 
-class _Parsed(NamedTuple):
+class _ParsedBody(NamedTuple):
     """What a body says. It holds for one object in memory, and for equal bytes only after a check."""
 
     stored: bytes
@@ -102,7 +102,7 @@ class _Parsed(NamedTuple):
     value: Any
 
 
-class _ParsedBodies:
+class _ParsedBodyCache:
     """Bodies that were read and checked before, the least recently used forgotten first.
 
     A step reads the newest segments of a journal several times, and the next step reads them again.
@@ -110,19 +110,19 @@ class _ParsedBodies:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bodies: collections.OrderedDict[tuple[str, object], _Parsed] = (
+        self._bodies: collections.OrderedDict[tuple[str, object], _ParsedBody] = (
             collections.OrderedDict()
         )
         self._bytes = 0
 
-    def get(self, key: str, parse: object) -> _Parsed | None:
+    def get(self, key: str, parse: object) -> _ParsedBody | None:
         with self._lock:
             found = self._bodies.get((key, parse))
             if found is not None:
                 self._bodies.move_to_end((key, parse))
             return found
 
-    def keep(self, key: str, parse: object, parsed: _Parsed) -> None:
+    def keep(self, key: str, parse: object, parsed: _ParsedBody) -> None:
         if parsed.size_bytes > _PARSED_BYTES_MAX // 64:
             return
         with self._lock:
@@ -219,7 +219,7 @@ class PackStore:
         self.accept_unsealed = accept_unsealed
         self._budget = budget
         self.stats = WriteStats()
-        self._parsed = _ParsedBodies()
+        self._parsed = _ParsedBodyCache()
         self._unsure = FailedPuts()
 
     async def keys(self, wanted: str = "") -> Keys | None:
@@ -228,7 +228,7 @@ class PackStore:
 
     def check_sealed(self, key_id: str, what: str) -> None:
         """Refuse what is not sealed, where keys are configured. `what` has its name in it."""
-        if (asked := ASKED.get()) is not None:
+        if (asked := READ_OBSERVER.get()) is not None:
             asked(self, what)
         if self.keyring is not None and not key_id and not self.accept_unsealed:
             raise RefRefused(
@@ -245,24 +245,24 @@ class PackStore:
         key_id: str | None = None,
         *,
         stored: bytes | None = None,
-    ) -> Reading:
+    ) -> ReadResult:
         """Return the data of a pack, which has to be that long, from it and from earlier packs.
 
         Where the ref names a key, or says that there is none, the pack must be sealed with the same.
         `stored` is what the store has just returned for it, if it was asked already.
         """
-        async with self._reserved(size_bytes):
+        async with self._reserve(size_bytes):
             try:
                 return await self._read(thread, name, size_bytes, key_id, stored)
             except (BlobCorrupt, UnknownVersion, KeyMissing, RefRefused):
                 # The store's bytes may be sound, or sound again, and only a cached copy damaged.
-                if not isinstance(self.store, _Forgetful):
+                if not isinstance(self.store, _EvictableCache):
                     raise
             await self._forget(self.store, thread, name, size_bytes)
             return await self._read(thread, name, size_bytes, key_id)
 
     @contextlib.asynccontextmanager
-    async def _reserved(self, size_bytes: int) -> AsyncIterator[None]:
+    async def _reserve(self, size_bytes: int) -> AsyncIterator[None]:
         """Hold what a read may take of the budget meanwhile, if there is a budget."""
         if self._budget is None:
             yield
@@ -272,7 +272,7 @@ class PackStore:
                 f"{size_bytes} bytes are not read here: this server holds {self._budget.bytes_max} at a "
                 "time. Read them with a client that has the plugin."
             )
-        async with self._budget.reserve(_share_bytes(size_bytes)):
+        async with self._budget.reserve(_get_share_bytes(size_bytes)):
             yield
 
     async def _read(
@@ -282,8 +282,8 @@ class PackStore:
         size_bytes: int,
         key_id: str | None,
         stored: bytes | None = None,
-    ) -> Reading:
-        pack = await self.open(thread, name, stored, bytes_max=_own_bound(size_bytes))
+    ) -> ReadResult:
+        pack = await self.open(thread, name, stored, bytes_max=_get_pack_bytes_max(size_bytes))
         if key_id is not None and pack.key_id != key_id:
             raise RefRefused(
                 f"pack {pack_key(thread, name)!r} is sealed with key {pack.key_id!r}, and its ref was "
@@ -291,7 +291,7 @@ class PackStore:
             )
         if pack.size_bytes != size_bytes:
             # Before anything is fetched or inflated for it: a ref may be damaged or forged.
-            raise _damaged(
+            raise _explain_damage(
                 pack_key(thread, name),
                 BlobCorrupt(f"it holds {pack.size_bytes} bytes, and its ref says {size_bytes}"),
             )
@@ -301,17 +301,17 @@ class PackStore:
         try:
             names, extents = pack.resolve(base)
         except BlobCorrupt as error:
-            raise _damaged(pack_key(thread, name), error) from error
+            raise _explain_damage(pack_key(thread, name), error) from error
         sources = await self._open_sources(thread, pack, names, extents, base)
         return await self._assemble(thread, pack, sources, extents)
 
     async def _open_base(self, thread: str, pack: Pack, name: bytes) -> Pack:
-        bound = stored_bytes_max(_stream_bytes_max(pack.size_bytes))
+        bound = compute_stored_bytes_max(_get_stream_bytes_max(pack.size_bytes))
         return await self.open(thread, name, bytes_max=bound)
 
     async def _assemble(
         self, thread: str, pack: Pack, sources: list[Pack], extents: list[Extent]
-    ) -> Reading:
+    ) -> ReadResult:
         if any(source.key_id != pack.key_id for source in sources):
             # No writer mixes keys. An unsealed pack could read a sealed one that way.
             raise RefRefused(
@@ -324,12 +324,12 @@ class PackStore:
             else:
                 data = await run_in_thread(pack.assemble, sources, extents)
         except DamagedPack as error:
-            raise _damaged(pack_key(thread, error.name), error) from error
+            raise _explain_damage(pack_key(thread, error.name), error) from error
         except BlobCorrupt as error:
-            raise _damaged(pack_key(thread, pack.name), error) from error
+            raise _explain_damage(pack_key(thread, pack.name), error) from error
         for source in sources:
             source.release()
-        return Reading(pack, sources, extents, data)
+        return ReadResult(pack, sources, extents, data)
 
     async def _open_sources(
         self,
@@ -342,13 +342,13 @@ class PackStore:
         """Open the packs that a read needs, with a bound on what each of them has in the store."""
         opened: dict[bytes, Pack] = {} if base is None else {base.name: base}
         if self._budget is None:
-            bounds = zip(names, _source_bounds(len(names), extents), strict=True)
+            bounds = zip(names, _bound_sources(len(names), extents), strict=True)
             wanted = collections.deque(each for each in bounds if each[0] not in opened)
             while wanted:
                 opened |= await self._open_batch(thread, wanted, _FETCHED_BYTES_MAX)
             return [opened[name] for name in names]
-        share = min(_share_bytes(pack.size_bytes), self._budget.bytes_max)
-        bounds = zip(names, _source_bounds(len(names), extents, _SMALL_ENVELOPE_BYTES), strict=True)
+        share = min(_get_share_bytes(pack.size_bytes), self._budget.bytes_max)
+        bounds = zip(names, _bound_sources(len(names), extents, _SMALL_ENVELOPE_BYTES), strict=True)
         wanted = collections.deque(each for each in bounds if each[0] not in opened)
         while wanted:
             room_bytes = share - sum(len(each.stored) for each in (pack, *opened.values()))
@@ -374,17 +374,19 @@ class PackStore:
             name, bound = wanted.popleft()
             room_bytes -= bound
             reads.append(partial(self.open, thread, name, bytes_max=bound))
-        return {pack.name: pack for pack in await gathered(reads)}
+        return {pack.name: pack for pack in await gather_bounded(reads)}
 
     async def needed(self, thread: str, pack: Pack) -> set[bytes]:
         """Return the names of all packs that a pack cannot be read without, itself excepted."""
         base = None if pack.base is None else await self.open(thread, pack.base)
         return {*pack.sources, *(base.sources if base else ())}
 
-    async def _forget(self, store: _Forgetful, thread: str, name: bytes, size_bytes: int) -> None:
+    async def _forget(
+        self, store: _EvictableCache, thread: str, name: bytes, size_bytes: int
+    ) -> None:
         """Drop the cached copies of a pack and of all that it points to."""
         await store.forget([pack_key(thread, name)])
-        pack = await self.open(thread, name, bytes_max=_own_bound(size_bytes))
+        pack = await self.open(thread, name, bytes_max=_get_pack_bytes_max(size_bytes))
         await store.forget([pack_key(thread, each) for each in pack.sources])
         if pack.base is not None:
             base = await self._open_base(thread, pack, pack.base)
@@ -403,7 +405,7 @@ class PackStore:
         return size_bytes
 
     async def _fetch_all(self, thread: str, names: Sequence[bytes]) -> int:
-        return sum(await gathered([partial(self._fetch, thread, name) for name in names]))
+        return sum(await gather_bounded([partial(self._fetch, thread, name) for name in names]))
 
     async def _fetch(self, thread: str, name: bytes) -> int:
         return len(await get_bounded(self.store, pack_key(thread, name), _PACK_BYTES_MAX))
@@ -423,11 +425,11 @@ class PackStore:
         key = pack_key(thread, name)
         data = await self._get(key, bytes_max) if stored is None else stored
         try:
-            key_id = key_id_of(data)
+            key_id = parse_key_id(data)
             self.check_sealed(key_id, f"pack {key!r}")
             return Pack(data, name, thread, await self.keys(key_id))
         except BlobCorrupt as error:
-            raise _damaged(key, error) from error
+            raise _explain_damage(key, error) from error
         except (UnknownVersion, KeyMissing) as error:
             raise type(error)(f"pack {key!r}: {error}") from error
 
@@ -468,11 +470,11 @@ class PackStore:
 
         """
         keys = await self.keys()
-        contents = whole(plaintext, JOURNAL_LEVEL)
+        contents = build_contents(plaintext, JOURNAL_LEVEL)
         if excerpt is not None:
             reading = await self._read_source(thread, excerpt, keys)
             if reading is not None and not reading.sources:
-                contents = without_ends(contents, plaintext, reading.pack, reading.data)
+                contents = share_ends(contents, plaintext, reading.pack, reading.data)
         name, data = await _build(contents, thread, keys)
         if previous is not None:
             reading = await self._read_source(thread, previous, keys)
@@ -513,16 +515,16 @@ class PackStore:
         is_new = await self.put(key, data)
         if parsed is not None:
             parse, value = parsed
-            known = _Parsed(data, plain_bytes, key_id_of(data), value)
+            known = _ParsedBody(data, plain_bytes, parse_key_id(data), value)
             self._parsed.keep(key, parse, known)
         self.stats.payload_bytes += plain_bytes
         if is_new:
             self.stats.written_bytes += len(data)
         else:
             self.stats.repeated_bytes += plain_bytes
-        return len(data) if _counts(key, len(data), is_new=is_new) else 0
+        return len(data) if _counts_as_written(key, len(data), is_new=is_new) else 0
 
-    async def _read_source(self, thread: str, ref: Ref, keys: Keys | None) -> Reading | None:
+    async def _read_source(self, thread: str, ref: Ref, keys: Keys | None) -> ReadResult | None:
         """Read a body that a new pack may point to: of the same thread, and under the same key."""
         if ref.thread != thread:
             return None
@@ -558,7 +560,7 @@ class PackStore:
         """
         name = bytes.fromhex(ref.digest)
         key = pack_key(ref.thread, name)
-        stored = await self._get(key, _own_bound(ref.size_bytes))
+        stored = await self._get(key, _get_pack_bytes_max(ref.size_bytes))
         known = self._parsed.get(key, parse)
         if known is not None and await self._is_known(known, key, stored, ref.size_bytes):
             value: T = known.value
@@ -572,11 +574,11 @@ class PackStore:
             )
         value = parse(reading.data)
         if not reading.sources:  # Others would have to be asked for too.
-            parsed = _Parsed(reading.pack.stored, ref.size_bytes, reading.pack.key_id, value)
+            parsed = _ParsedBody(reading.pack.stored, ref.size_bytes, reading.pack.key_id, value)
             self._parsed.keep(key, parse, parsed)
         return value
 
-    async def _is_known(self, known: _Parsed, key: str, stored: bytes, size_bytes: int) -> bool:
+    async def _is_known(self, known: _ParsedBody, key: str, stored: bytes, size_bytes: int) -> bool:
         """Tell whether a body that was parsed before may be used again."""
         if stored is not known.stored or size_bytes != known.size_bytes:
             return False
@@ -594,7 +596,7 @@ def open_packs(
     keys: KeySource | None = None,
     accept_unsealed: bool = False,
     cache_dir: str | Path | None = None,
-    called: Called | None = None,
+    on_call: CallObserver | None = None,
     memory_bytes_max: int = limits.CACHE_MEMORY_BYTES_MAX,
     budget: ByteBudget | None = None,
 ) -> PackStore:
@@ -608,7 +610,7 @@ def open_packs(
     if not isinstance(store, CachedBlobStore):
         store = CachedBlobStore(
             RestoringBlobStore(
-                store if called is None else CountedBlobStore(store, called), called
+                store if on_call is None else InstrumentedBlobStore(store, on_call), on_call
             ),
             memory_bytes_max=memory_bytes_max,
             disk=None if cache_dir is None else Path(cache_dir),
@@ -625,7 +627,7 @@ async def _build(contents: Contents, thread: str, keys: Keys | None) -> tuple[by
     return await run_in_thread(build_pack, contents, thread, keys)
 
 
-def _is_dictionary(reading: Reading, plaintext: bytes) -> bool:
+def _is_dictionary(reading: ReadResult, plaintext: bytes) -> bool:
     """Tell whether a body may serve as the dictionary of another, within the bounds of readers."""
     pack = reading.pack
     packs = [pack, *reading.sources]
@@ -638,7 +640,7 @@ def _is_dictionary(reading: Reading, plaintext: bytes) -> bool:
     )
 
 
-def _with_dictionary(contents: Contents, reading: Reading) -> Contents:
+def _with_dictionary(contents: Contents, reading: ReadResult) -> Contents:
     """Return contents that are compressed with the whole of an earlier body.
 
     The packs that the earlier body needs are listed too, so a reader fetches all of them at once.
@@ -656,7 +658,7 @@ def pack_key(thread: str, name: bytes) -> str:
     return f"{thread_prefix(thread)}{name.hex()}.pack"
 
 
-def _counts(key: str, size_bytes: int, *, is_new: bool) -> bool:
+def _counts_as_written(key: str, size_bytes: int, *, is_new: bool) -> bool:
     """Tell whether a pack counts as written by the work under way."""
     reads = READS.get()
     if reads is None or reads.stored is None:
@@ -669,37 +671,39 @@ def _counts(key: str, size_bytes: int, *, is_new: bool) -> bool:
     return True
 
 
-def _damaged(key: str, error: BlobCorrupt) -> BlobCorrupt:
+def _explain_damage(key: str, error: BlobCorrupt) -> BlobCorrupt:
     return BlobCorrupt(f"{key!r} in the blob store is damaged: {error}. {_RESTORE}")
 
 
-def _own_bound(size_bytes: int) -> int:
+def _get_pack_bytes_max(size_bytes: int) -> int:
     """Return how large a pack may be in the store by its data: its own stream has no more bytes."""
-    return stored_bytes_max(min(size_bytes, limits.OBJECT_BYTES_MAX))
+    return compute_stored_bytes_max(min(size_bytes, limits.OBJECT_BYTES_MAX))
 
 
-def _stream_bytes_max(used_bytes: int) -> int:
+def _get_stream_bytes_max(used_bytes: int) -> int:
     """Return how large the stream of a pack may be of which so many bytes are used."""
     return min(_SOURCE_FACTOR * max(used_bytes, 16 * limits.KIB), limits.OBJECT_BYTES_MAX)
 
 
-def _source_bounds(
+def _bound_sources(
     sources: int, extents: Sequence[Extent], envelope_bytes: int = ENVELOPE_BYTES_MAX
 ) -> list[int]:
     """Return how large each source may be in the store, by how much of it the extents use."""
     used = [0] * (sources + 1)
     for source, _, length in extents:
         used[source] += length
-    bounds = (stored_bytes_max(_stream_bytes_max(each), envelope_bytes) for each in used[1:])
+    bounds = (
+        compute_stored_bytes_max(_get_stream_bytes_max(each), envelope_bytes) for each in used[1:]
+    )
     return [_BOUND_STEP_BYTES * (bound // _BOUND_STEP_BYTES + 1) for bound in bounds]
 
 
-def _share_bytes(size_bytes: int) -> int:
+def _get_share_bytes(size_bytes: int) -> int:
     """Return what a read of so many bytes reserves of a server's budget."""
     return (1 + _SOURCE_FACTOR) * min(size_bytes, limits.OBJECT_BYTES_MAX) + _HEADS_BYTES
 
 
-async def gathered(reads: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+async def gather_bounded(reads: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     """Read all, a bounded number at a time; return the results or raise the first failure.
 
     None is left running: whoever tries again would read beside it.

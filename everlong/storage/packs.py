@@ -40,12 +40,12 @@ from everlong.storage.keys import (
 from everlong.storage.objects import (
     LEVEL,
     SMALL_BYTES_MAX,
-    compressor,
+    build_dictionary,
+    get_compressor,
+    get_small_compressor,
     inflate,
     inflate_small,
     map_in_threads,
-    raw_dictionary,
-    small_compressor,
 )
 
 MAGIC: Final = b"EVPK"
@@ -99,7 +99,7 @@ _HEAD_BYTES_MAX: Final = (
 )
 
 
-def stored_bytes_max(stream_bytes: int, envelope_bytes: int = ENVELOPE_BYTES_MAX) -> int:
+def compute_stored_bytes_max(stream_bytes: int, envelope_bytes: int = ENVELOPE_BYTES_MAX) -> int:
     """Return the most that a pack with such a stream takes in a store, sealed and not compressed."""
     frames = stream_bytes // FRAME_BYTES + 1
     return _HEAD_BYTES_MAX + envelope_bytes + stream_bytes + TAG_BYTES * frames
@@ -150,7 +150,7 @@ class Contents:
     """Level of compression. Readers do not depend on it."""
 
 
-def whole(data: bytes, level: int = LEVEL) -> Contents:
+def build_contents(data: bytes, level: int = LEVEL) -> Contents:
     """Return the contents of a pack that points nowhere else."""
     return Contents(
         envelope=b"",
@@ -162,15 +162,15 @@ def whole(data: bytes, level: int = LEVEL) -> Contents:
     )
 
 
-def without_ends(contents: Contents, data: bytes, source: "Pack", source_data: bytes) -> Contents:
+def share_ends(contents: Contents, data: bytes, source: "Pack", source_data: bytes) -> Contents:
     """Return `contents`, the whole of `data`, with its beginning and end taken from an earlier pack.
 
     The earlier pack has to hold all of its own data. What the two do not share is stored.
     """
     most = min(len(data), len(source_data))
-    start_bytes = _common_bytes(most, lambda length: data[:length] == source_data[:length])
+    start_bytes = _count_common_bytes(most, lambda length: data[:length] == source_data[:length])
     most -= start_bytes
-    end_bytes = _common_bytes(
+    end_bytes = _count_common_bytes(
         most,
         lambda length: data[len(data) - length :] == source_data[len(source_data) - length :],
     )
@@ -190,7 +190,7 @@ def without_ends(contents: Contents, data: bytes, source: "Pack", source_data: b
     )
 
 
-def _common_bytes(most: int, agree: Callable[[int], bool]) -> int:
+def _count_common_bytes(most: int, agree: Callable[[int], bool]) -> int:
     """Return the largest length up to `most` for which two runs agree, by bisection."""
     low, high = 0, most
     while low < high:
@@ -215,7 +215,7 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
     if keys is not None:
         key_id, salt = keys.active.encode(), os.urandom(SALT_BYTES)
         key = keys.derive(keys.active, PACK_PURPOSE, salt)
-    pieces = _framed(contents.stream)
+    pieces = _split_into_frames(contents.stream)
     build = partial(_build_frame, key, contents.level, contents.dictionary_data)
     if len(pieces) > 1:
         built = map_in_threads(build, range(len(pieces)), pieces)
@@ -246,7 +246,7 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
     if key:
         manifest = seal_bytes(key, _HEAD_PART, manifest, prelude + bytes.fromhex(thread))
     head = prelude + manifest
-    return _digest(head), b"".join([head, *frames])
+    return _hash(head), b"".join([head, *frames])
 
 
 def _build_frame(
@@ -255,19 +255,19 @@ def _build_frame(
     if dictionary:
         stored, compression = _compressor_with(dictionary, level).compress(plain), _ZSTD_DICTIONARY
     elif len(plain) <= SMALL_BYTES_MAX:
-        stored, compression = small_compressor().compress(plain), _ZSTD_BUILTIN
+        stored, compression = get_small_compressor().compress(plain), _ZSTD_BUILTIN
     else:
-        stored, compression = compressor(level).compress(plain), _ZSTD
+        stored, compression = get_compressor(level).compress(plain), _ZSTD
     if len(stored) >= len(plain):
         stored, compression = bytes(plain), _STORED
     if key:
         stored = seal_bytes(key, _FRAME_PART + number, stored)
-    return _Frame(compression, len(stored), len(plain), _digest(stored)), stored
+    return _Frame(compression, len(stored), len(plain), _hash(stored)), stored
 
 
 def _compressor_with(dictionary: bytes, level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(
-        level=level, write_checksum=True, dict_data=raw_dictionary(dictionary)
+        level=level, write_checksum=True, dict_data=build_dictionary(dictionary)
     )
 
 
@@ -276,7 +276,7 @@ class Pack:
 
     def __init__(self, data: bytes, name: bytes, thread: str, keys: Keys | None) -> None:
         prelude_bytes, key_id, salt, manifest_end = _parse_prelude(data)
-        if _digest(memoryview(data)[:manifest_end]) != name:
+        if _hash(memoryview(data)[:manifest_end]) != name:
             raise BlobCorrupt("its head does not match its name")
         self.name = name
         self.key_id = key_id
@@ -417,10 +417,10 @@ class Pack:
         stream_bytes = sum(pack.stream_bytes for pack in packs)
         if stream_bytes > _INFLATE_FACTOR_MAX * self.size_bytes:
             raise BlobCorrupt(f"{stream_bytes} bytes would be inflated for {self.size_bytes}")
-        inflation = _Inflation(packs, _INFLATE_FACTOR_MAX * self.size_bytes + _AGAIN_BYTES_MAX)
+        inflation = _Inflater(packs, _INFLATE_FACTOR_MAX * self.size_bytes + _AGAIN_BYTES_MAX)
         # Not a bytearray: `getvalue` returns the buffer itself, and no copy.
         buffer = io.BytesIO()
-        for source, start, length, offset in _by_frame(packs, extents):
+        for source, start, length, offset in _sort_by_frame(packs, extents):
             buffer.seek(offset)
             try:
                 for piece in inflation.slices(packs[source], start, length):
@@ -455,7 +455,7 @@ class Pack:
         """Return a frame, checked against its digest before it is opened and inflated."""
         frame, offset = self._frames[number], self._offsets[number]
         stored = self._data[offset : offset + frame.stored_bytes]
-        if _digest(stored) != frame.digest:
+        if _hash(stored) != frame.digest:
             raise BlobCorrupt(f"frame {number} does not match its digest")
         if self._key:
             stored = open_bytes(self._key, _FRAME_PART + number, stored)
@@ -472,7 +472,9 @@ class Pack:
         return stored
 
 
-def _by_frame(packs: Sequence[Pack], extents: Sequence[Extent]) -> list[tuple[int, int, int, int]]:
+def _sort_by_frame(
+    packs: Sequence[Pack], extents: Sequence[Extent]
+) -> list[tuple[int, int, int, int]]:
     """Return extents with their offsets in the data, in the order of packs and of their frames."""
     placed, offset = [], 0
     for source, start, length in extents:
@@ -485,7 +487,7 @@ def _by_frame(packs: Sequence[Pack], extents: Sequence[Extent]) -> list[tuple[in
     return sorted(placed)
 
 
-class _Inflation:
+class _Inflater:
     """The frames of one read, inflated as they are needed, within bounds of memory and work."""
 
     def __init__(self, packs: Sequence[Pack], bytes_max: int) -> None:
@@ -548,7 +550,7 @@ def _check_counts(envelope_bytes: int, sources: int, frames: int, extents: int) 
         raise BlobCorrupt(f"it has {envelope_bytes} bytes of metadata: too many")
 
 
-def key_id_of(data: bytes) -> str:
+def parse_key_id(data: bytes) -> str:
     """Return the id of the key that a pack is sealed with; empty if it is not."""
     return _parse_prelude(data)[1]
 
@@ -572,11 +574,11 @@ def _parse_prelude(data: bytes) -> tuple[int, str, bytes, int]:
     return prelude_bytes, key_id, data[salt_start:prelude_bytes], end
 
 
-def _framed(stream: Sequence[memoryview]) -> list[memoryview]:
+def _split_into_frames(stream: Sequence[memoryview]) -> list[memoryview]:
     """Cut a stream into frames. One that lies in a single piece is not copied."""
     joined = stream[0] if len(stream) == 1 else memoryview(b"".join(stream))
     return [joined[at : at + FRAME_BYTES] for at in range(0, len(joined), FRAME_BYTES)]
 
 
-def _digest(data: bytes | memoryview) -> bytes:
+def _hash(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()

@@ -21,7 +21,7 @@ from everlong import limits
 from everlong.errors import BlobMissing, StoreError
 from everlong.storage.base import BlobInfo, BlobStore, get_bounded, put_file
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.instrumented import Called
+from everlong.storage.instrumented import CallObserver
 
 PREFIX: Final = "quarantine/"
 _COPY: Final = re.compile(rf"{PREFIX}(?P<key>.+)\.(?P<ms>[0-9]{{13}})-(?P<sweep>[0-9a-f]{{8}})")
@@ -42,7 +42,7 @@ class Copy:
     size_bytes: int
 
 
-def copy_key(original: str, quarantined_ms: int, sweep_id: str) -> str:
+def build_copy_key(original: str, quarantined_ms: int, sweep_id: str) -> str:
     """Return where a sweep puts an object that it takes."""
     return f"{PREFIX}{original}.{quarantined_ms:013d}-{sweep_id}"
 
@@ -55,7 +55,7 @@ def parse_copy(info: BlobInfo) -> Copy | None:
     return Copy(info.key, found["key"], int(found["ms"]), info.size_bytes)
 
 
-async def copies_of(store: BlobStore, original: str) -> list[Copy]:
+async def list_copies(store: BlobStore, original: str) -> list[Copy]:
     """Return the copies of one object, the newest first."""
     found = [parse_copy(info) async for info in store.list(f"{PREFIX}{original}.")]
     copies = [each for each in found if each is not None and each.original == original]
@@ -96,7 +96,7 @@ async def restore(store: BlobStore, copy: Copy) -> bool:
     return True
 
 
-async def is_there(store: BlobStore, key: str) -> bool:
+async def exists(store: BlobStore, key: str) -> bool:
     """Tell whether there is an object."""
     try:
         await store.get_range(key, 0, 1)
@@ -133,17 +133,17 @@ class RestoringBlobStore:
     """
 
     def __init__(
-        self, store: BlobStore, called: Called | None = None, *, read_only: bool = False
+        self, store: BlobStore, on_call: CallObserver | None = None, *, read_only: bool = False
     ) -> None:
         self._store = store
-        self._called = called
+        self._on_call = on_call
         self._read_only = read_only
 
     def __repr__(self) -> str:
         return repr(self._store)
 
     @property
-    def behind(self) -> BlobStore:
+    def inner(self) -> BlobStore:
         """The store itself."""
         return self._store
 
@@ -152,7 +152,7 @@ class RestoringBlobStore:
         return await self._store.put(key, data)
 
     async def put_file(self, key: str, path: Path) -> None:
-        """See `TakesFiles`."""
+        """See `FileUploader`."""
         await put_file(self._store, key, path)
 
     async def get(self, key: str) -> bytes:
@@ -160,7 +160,7 @@ class RestoringBlobStore:
         return await self._read(key, self._store.get)
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
-        """See `BoundedReads`."""
+        """See `BoundedReader`."""
         return await self._read(key, lambda place: get_bounded(self._store, place, bytes_max))
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -188,7 +188,7 @@ class RestoringBlobStore:
         if not key.startswith(_SWEPT):
             return None
         try:
-            for copy in await copies_of(self._store, key):
+            for copy in await list_copies(self._store, key):
                 with contextlib.suppress(BlobMissing):
                     data = await read(copy.key)
                     await self._put_back(copy)
@@ -212,12 +212,12 @@ class RestoringBlobStore:
         with contextlib.suppress(StoreError, OSError):
             if await restore(self._store, copy):
                 _LOG.warning("%r was read from quarantine and put back", copy.original)
-                if self._called is not None:
-                    self._called("restore", time.monotonic() - started, None)
+                if self._on_call is not None:
+                    self._on_call("restore", time.monotonic() - started, None)
 
 
-def bare(store: BlobStore) -> BlobStore:
+def unwrap_store(store: BlobStore) -> BlobStore:
     """Return a store without the cache and what restores: a sweep has to see what is there."""
     while isinstance(store, CachedBlobStore | RestoringBlobStore):
-        store = store.behind
+        store = store.inner
     return store

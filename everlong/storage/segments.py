@@ -33,7 +33,7 @@ from everlong.models import (
 )
 from everlong.models.journal import Body
 from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gather_bounded
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ _BODY = TypeAdapter(Body)
 _COMPACTED = TypeAdapter(Compacted)
 
 
-def to_plaintext(segment: Segment) -> tuple[bytes, Segment]:
+def serialize_segment(segment: Segment) -> tuple[bytes, Segment]:
     """Return a segment as it is stored, with long bodies beside its entries.
 
     Beside it stands what `from_plaintext` makes of that, so that the writer need not parse it.
@@ -81,23 +81,23 @@ def to_plaintext(segment: Segment) -> tuple[bytes, Segment]:
     return b"".join([*bodies, b"\n", text]) if bodies else text, written
 
 
-def from_plaintext(data: bytes) -> Segment:
+def parse_segment(data: bytes) -> Segment:
     """Return a segment as it was written."""
     # JSON as it is written here has no newline in it.
-    return _parse_segment(data[data.rfind(b"\n") + 1 :])
+    return _parse_segment_json(data[data.rfind(b"\n") + 1 :])
 
 
-def placed(segment: Segment, place: SegmentRef) -> Segment:
+def cut_to_place(segment: Segment, place: SegmentRef) -> Segment:
     """Return what a place leads to: a segment's first `count` entries, with refs that stand alone."""
     if place.folded:
         segment = dataclasses.replace(
-            segment, before=tuple(_upto(segment.before, seq_after(place)))
+            segment, before=tuple(_cut_places(segment.before, seq_after(place)))
         )
         sound = not segment.entries and _are_consecutive(
             segment.before, place.first_seq, seq_after(place)
         )
     else:
-        entries = tuple(_alone(entry, place.ref) for entry in segment.entries[: place.count])
+        entries = tuple(_add_ref(entry, place.ref) for entry in segment.entries[: place.count])
         segment = dataclasses.replace(segment, entries=entries)
         seqs = [entry.seq for entry in entries]
         sound = seqs == list(range(place.first_seq, seq_after(place))) and _are_consecutive(
@@ -112,7 +112,7 @@ def placed(segment: Segment, place: SegmentRef) -> Segment:
     return segment
 
 
-def body_in(plaintext: bytes, entry: Entry) -> Body:
+def extract_body(plaintext: bytes, entry: Entry) -> Body:
     """Return the body of an entry from the pack that its ref leads to."""
     part = entry.part
     if part is not None:
@@ -123,10 +123,10 @@ def body_in(plaintext: bytes, entry: Entry) -> Body:
                 "out who wrote it."
             )
         plaintext = plaintext[part.start : part.start + part.size_bytes]
-    return parsed(_BODY, plaintext)
+    return parse_json(_BODY, plaintext)
 
 
-def parsed_compaction(entry: Entry) -> Compacted:
+def parse_compaction(entry: Entry) -> Compacted:
     """Return what a compaction entry says."""
     if entry.data is not None and "snapshot" not in entry.data:
         raise BlobMissing(
@@ -154,14 +154,14 @@ def to_message(entry: Entry, body: Body) -> Message:
         ) from None
 
 
-def overlapping(
+def select_overlapping(
     places: Iterable[SegmentRef], first_seq: int, last_seq: int
 ) -> Iterable[SegmentRef]:
     """Return the places that hold entries of a range."""
     return (each for each in places if each.first_seq <= last_seq and seq_after(each) > first_seq)
 
 
-def parsed(adapter: TypeAdapter[T], data: bytes) -> T:
+def parse_json(adapter: TypeAdapter[T], data: bytes) -> T:
     """Return what a part of a journal says."""
     try:
         return adapter.validate_json(data)
@@ -175,7 +175,7 @@ def parsed(adapter: TypeAdapter[T], data: bytes) -> T:
         ) from None
 
 
-def _parse_segment(text: bytes) -> Segment:
+def _parse_segment_json(text: bytes) -> Segment:
     if len(text) > limits.SEGMENT_JSON_BYTES_MAX:
         raise BlobCorrupt(
             f"a segment has {len(text)} bytes of entries, and {limits.SEGMENT_JSON_BYTES_MAX} is the "
@@ -184,16 +184,16 @@ def _parse_segment(text: bytes) -> Segment:
     # The version is the last field as it is written here, so most segments are parsed only once. What
     # follows it closes the outermost object: nothing further inside can end with the same bytes.
     is_ours = text.endswith(_VERSION_END)
-    version = SEGMENT_VERSION if is_ours else parsed(_VERSIONED, text).version
+    version = SEGMENT_VERSION if is_ours else parse_json(_VERSIONED, text).version
     if version != SEGMENT_VERSION:
         raise UnknownVersion(
             f"segment version {version} is not one that this Everlong reads ({SEGMENT_VERSION}). "
             "Upgrade Everlong on this worker or client."
         )
-    return parsed(_SEGMENT, text)
+    return parse_json(_SEGMENT, text)
 
 
-def _alone(entry: Entry, ref: Ref) -> Entry:
+def _add_ref(entry: Entry, ref: Ref) -> Entry:
     """Return an entry that says itself in which pack its body lies."""
     if entry.part is None or entry.ref is not None:
         return entry
@@ -203,7 +203,7 @@ def _alone(entry: Entry, ref: Ref) -> Entry:
     return alone
 
 
-def _upto(places: Sequence[SegmentRef], end_seq: int) -> Iterable[SegmentRef]:
+def _cut_places(places: Sequence[SegmentRef], end_seq: int) -> Iterable[SegmentRef]:
     """Return the places before a seq, the last one cut off there."""
     for place in places:
         if seq_after(place) <= end_seq:
@@ -221,7 +221,7 @@ def _are_consecutive(places: Sequence[SegmentRef], first_seq: int, end_seq: int)
     return first_seq == end_seq
 
 
-class Piece(NamedTuple):
+class LoadedSegment(NamedTuple):
     """A segment that was read, and the threads whose packs may be read where it leads."""
 
     segment: Segment
@@ -242,7 +242,7 @@ class Piece(NamedTuple):
         return add_up(entries, before)
 
 
-class Merged(NamedTuple):
+class Merge(NamedTuple):
     """What the next segment leads to and begins with."""
 
     before: list[SegmentRef]
@@ -260,7 +260,7 @@ class SegmentStore:
         self.own = frozenset({thread})
         self.readable = self.own
 
-    async def head(self, head: SegmentRef) -> Piece:
+    async def read_head(self, head: SegmentRef) -> LoadedSegment:
         """Read the newest segment, which has to be the thread's own."""
         if head.folded:
             raise RefRefused(
@@ -269,10 +269,10 @@ class SegmentStore:
             )
         return await self.open(head, self.own)
 
-    async def open(self, place: SegmentRef, readable: frozenset[str]) -> Piece:
+    async def open(self, place: SegmentRef, readable: frozenset[str]) -> LoadedSegment:
         """Read a segment that another one leads to."""
-        written = await self._packs.parse_body(checked(place.ref, readable), from_plaintext)
-        segment = placed(written, place)
+        written = await self._packs.parse_body(check_readable(place.ref, readable), parse_segment)
+        segment = cut_to_place(written, place)
         named = frozenset({place.ref.thread, *segment.shares})
         if place.ref.thread == self._thread:
             readable = named
@@ -280,13 +280,13 @@ class SegmentStore:
         else:
             readable &= named
         check_refs(segment.entries, readable)
-        return Piece(segment, readable)
+        return LoadedSegment(segment, readable)
 
     async def write(self, segment: Segment) -> tuple[SegmentRef, int]:
         """Store a segment; return its place, once it is durable, and the bytes written."""
-        plaintext, written = to_plaintext(segment)
+        plaintext, written = serialize_segment(segment)
         ref, written_bytes = await self._packs.write_body(
-            self._thread, Kind.SEGMENT, plaintext, parsed=(from_plaintext, written)
+            self._thread, Kind.SEGMENT, plaintext, parsed=(parse_segment, written)
         )
         if segment.entries:
             first_seq, end_seq = segment.entries[0].seq, segment.entries[-1].seq + 1
@@ -297,24 +297,26 @@ class SegmentStore:
         )
         return place, written_bytes
 
-    async def entries(self, newest: Piece, first_seq: int, last_seq: int) -> list[Entry]:
+    async def read_entries(
+        self, newest: LoadedSegment, first_seq: int, last_seq: int
+    ) -> list[Entry]:
         """Return the entries of a range, reading only segments that hold some of it."""
-        places = _inside(newest, first_seq, last_seq)
+        places = _select_places(newest, first_seq, last_seq)
         for _ in range(limits.FOLD_LEVELS_MAX + 1):
             folds = [each for each in places if each[0].folded]
             if not folds:
                 break
-            opened = iter(await gathered([partial(self.open, *each) for each in folds]))
+            opened = iter(await gather_bounded([partial(self.open, *each) for each in folds]))
             places = [
                 below
                 for each in places
                 for below in (
-                    _inside(next(opened), first_seq, last_seq) if each[0].folded else [each]
+                    _select_places(next(opened), first_seq, last_seq) if each[0].folded else [each]
                 )
             ]
         else:
-            raise _too_deep(places[0][0])
-        pieces = await gathered([partial(self.open, *each) for each in places])
+            raise _build_depth_error(places[0][0])
+        pieces = await gather_bounded([partial(self.open, *each) for each in places])
         return [
             entry
             for piece in (*pieces, newest)
@@ -323,26 +325,26 @@ class SegmentStore:
         ]
 
     async def find(
-        self, head: SegmentRef, newest: Piece, seq: int
-    ) -> tuple[SegmentRef, SegmentRef, Piece]:
+        self, head: SegmentRef, newest: LoadedSegment, seq: int
+    ) -> tuple[SegmentRef, SegmentRef, LoadedSegment]:
         """Return the segment that holds an entry, its place, and the newest segment's place on the way.
 
         It costs one read for each fold on the way, however many entries there are.
         """
         if seq >= head.first_seq:
             return head, head, newest
-        [top] = overlapping(newest.segment.before, seq, seq)
+        [top] = select_overlapping(newest.segment.before, seq, seq)
         place, piece = top, await self.open(top, newest.readable)
         for _ in range(limits.FOLD_LEVELS_MAX):
             if not place.folded:
                 break
-            [place] = overlapping(piece.segment.before, seq, seq)
+            [place] = select_overlapping(piece.segment.before, seq, seq)
             piece = await self.open(place, piece.readable)
         if place.folded:
-            raise _too_deep(place)
+            raise _build_depth_error(place)
         return top, place, piece
 
-    async def upto(self, head: SegmentRef, newest: Piece, seq: int) -> Merged:
+    async def cut_after(self, head: SegmentRef, newest: LoadedSegment, seq: int) -> Merge:
         """Return the places of whole segments before a seq, and the entries after them up to it."""
         before = list(newest.segment.before)
         top, place, piece = await self.find(head, newest, seq)
@@ -351,7 +353,7 @@ class SegmentStore:
             if top.first_seq < place.first_seq:
                 before.append(dataclasses.replace(top, count=place.first_seq - top.first_seq))
         entries = [entry for entry in piece.segment.entries if entry.seq <= seq]
-        return Merged(before, entries, piece.totals_before())
+        return Merge(before, entries, piece.totals_before())
 
     async def merge(
         self,
@@ -359,8 +361,8 @@ class SegmentStore:
         count: int,
         readable: frozenset[str],
         totals: Totals | None,
-        newest: Piece | None = None,
-    ) -> Merged:
+        newest: LoadedSegment | None = None,
+    ) -> Merge:
         """Return the places that stay, and the entries of those that are written again.
 
         They are written with `count` new entries, newest first, while the next segment has fewer than
@@ -380,13 +382,13 @@ class SegmentStore:
             count += kept[-1].count
             taken.insert(0, kept.pop())
         if not taken:
-            return Merged(kept, [], totals)
+            return Merge(kept, [], totals)
         unread = taken if newest is None else taken[:-1]
-        pieces = await gathered([partial(self.open, place, readable) for place in unread])
+        pieces = await gather_bounded([partial(self.open, place, readable) for place in unread])
         if newest is not None:
             pieces.append(newest)
         entries = [entry for piece in pieces for entry in piece.segment.entries]
-        return Merged(kept, entries, pieces[0].totals_before())
+        return Merge(kept, entries, pieces[0].totals_before())
 
     async def fold(
         self,
@@ -420,17 +422,17 @@ class SegmentStore:
         place, written_bytes = await self.write(segment)
         return [*before[:start], place, *before[stop:]], written_bytes
 
-    async def _level(self, fold: Piece) -> int:
+    async def _level(self, fold: LoadedSegment) -> int:
         """Return how many folds there are on the way to entries, with this one."""
         for level in range(1, limits.FOLD_LEVELS_MAX + 1):
             place = fold.segment.before[-1]
             if not place.folded:
                 return level
             fold = await self.open(place, fold.readable)
-        raise _too_deep(place)
+        raise _build_depth_error(place)
 
 
-def checked(ref: Ref, readable: frozenset[str]) -> Ref:
+def check_readable(ref: Ref, readable: frozenset[str]) -> Ref:
     """Refuse what is another thread's: whoever starts a thread can give it any head."""
     if ref.thread not in readable:
         raise RefRefused(
@@ -445,12 +447,14 @@ def check_refs(entries: Iterable[Entry], readable: frozenset[str]) -> None:
     for entry in entries:
         for ref in (entry.ref, entry.original):
             if ref is not None:
-                checked(ref, readable)
+                check_readable(ref, readable)
 
 
-def _inside(piece: Piece, first_seq: int, last_seq: int) -> list[tuple[SegmentRef, frozenset[str]]]:
+def _select_places(
+    piece: LoadedSegment, first_seq: int, last_seq: int
+) -> list[tuple[SegmentRef, frozenset[str]]]:
     """Return the places of a piece that hold some of a range, and what may be read through them."""
-    places = overlapping(piece.segment.before, first_seq, last_seq)
+    places = select_overlapping(piece.segment.before, first_seq, last_seq)
     return [(place, piece.readable) for place in places]
 
 
@@ -458,7 +462,7 @@ def _should_merge(older: int, newer: int) -> bool:
     return older < 2 * newer and older + newer <= limits.SEGMENT_ENTRIES_MAX
 
 
-def _too_deep(place: SegmentRef) -> BlobCorrupt:
+def _build_depth_error(place: SegmentRef) -> BlobCorrupt:
     return BlobCorrupt(
         f"segment {object_key(place.ref)!r} is folded more than {limits.FOLD_LEVELS_MAX} times, as no "
         "Everlong does: it is forged. Find out who wrote it."

@@ -29,7 +29,7 @@ from temporalio.converter import (
 from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import plain_bytes
-from everlong.codecs.composition import OuterCodec, own_codec
+from everlong.codecs.composition import OuterCodec, find_everlong_codec
 from everlong.codecs.refs import ENCODING, is_ref, parse_ref
 from everlong.errors import (
     BlobCorrupt,
@@ -40,8 +40,8 @@ from everlong.errors import (
     UnknownVersion,
 )
 from everlong.models import Kind, Ref, SweepClass
-from everlong.storage.pack_store import ASKED, PackStore, gathered
-from everlong.storage.packs import Pack, key_id_of
+from everlong.storage.pack_store import READ_OBSERVER, PackStore, gather_bounded
+from everlong.storage.packs import Pack, parse_key_id
 from everlong.sweep.index import Link, SweepIndex
 
 _NAME_DIGITS: Final = 64
@@ -226,7 +226,7 @@ class Unreadable(Exception):
 
 def check_codec(codec: PayloadCodec | None) -> None:
     """Reject an unknown codec around ours: it may hide refs, and their objects would be deleted."""
-    if codec is not None and own_codec(codec) is None:
+    if codec is not None and find_everlong_codec(codec) is None:
         raise ConfigError(
             f"the client's codec is {type(codec).__name__}, and its payloads may hide refs, so nothing "
             "can be freed safely. Sweep with a client that has the EverlongPlugin, last of its plugins: "
@@ -281,7 +281,9 @@ class LinkReader:
             encoded = await _unwrap(codec, encoded)
             codec = codec.ours
         for batch in _divide(encoded):
-            for found in await gathered([partial(self._follow, codec, each) for each in batch]):
+            for found in await gather_bounded(
+                [partial(self._follow, codec, each) for each in batch]
+            ):
                 links |= found
         return links
 
@@ -311,7 +313,7 @@ class LinkReader:
             if packs is not self._packs:
                 links.update(find_links(what.encode()))
 
-        token = ASKED.set(note)
+        token = READ_OBSERVER.set(note)
         try:
             decoded = [payload] if codec is None else await codec.decode([payload])
         except EverlongError as error:
@@ -322,7 +324,7 @@ class LinkReader:
                 "keys of the workers are configured."
             ) from error
         finally:
-            ASKED.reset(token)
+            READ_OBSERVER.reset(token)
         for each in decoded:
             links |= await self._search_plain(codec, each)
         return links
@@ -375,7 +377,7 @@ class LinkReader:
     async def classify(self, data: bytes, thread: str, name: bytes) -> SweepClass:
         """Return the class of a pack; `unknown` if it cannot be read here."""
         try:
-            pack = Pack(data, name, thread, await self._packs.keys(key_id_of(data)))
+            pack = Pack(data, name, thread, await self._packs.keys(parse_key_id(data)))
         except EverlongError:
             return "unknown"
         return "payload" if pack.envelope else "journal"

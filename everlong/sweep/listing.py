@@ -27,9 +27,9 @@ from pydantic import TypeAdapter, ValidationError
 from everlong import limits
 from everlong.errors import EverlongError, StoreUnavailable
 from everlong.storage import quarantine
-from everlong.storage.base import BlobInfo, BlobStore, ListsRanges, OutOfOrder, ranges_of
+from everlong.storage.base import BlobInfo, BlobStore, OutOfOrder, RangeLister, get_range_lister
 from everlong.storage.objects import NO_THREAD, run_in_thread
-from everlong.storage.pack_store import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gather_bounded
 from everlong.sweep.index import SweepIndex, with_progress
 from everlong.sweep.stored_index import read_key_id, unwrap_file, wrap_file
 
@@ -196,7 +196,7 @@ class Listing:
     ) -> None:
         self._index = index
         self._store = store
-        self._ranges = ranges_of(store)
+        self._ranges = get_range_lister(store)
         self._on_progress = on_progress
         self._stored = stored
         self._started = time.monotonic()
@@ -287,7 +287,7 @@ class Listing:
                 self._on_progress("the store does not list in order: listing it in one stream")
         await _add_pages(self._store.list(f"{folder.partition('/')[0]}/"), self._add_objects)
 
-    async def _list_ranges(self, store: ListsRanges, folder: str) -> None:
+    async def _list_ranges(self, store: RangeLister, folder: str) -> None:
         """List a folder from its cursors on: first a little in one stream, then all ranges at once."""
         whole = Cursor(folder, folder + _ALL, folder, folder, 0)
         if not self._load_cursors(folder):
@@ -300,7 +300,7 @@ class Listing:
                 self._split(cursor)
         left = [each for each in self._load_cursors(folder) if each.after < each.before]
         await with_progress(
-            gathered([partial(self._list_with_retries, store, each) for each in left]),
+            gather_bounded([partial(self._list_with_retries, store, each) for each in left]),
             self._on_progress,
             "listing the store",
         )
@@ -318,7 +318,7 @@ class Listing:
             for each in _build_cursors(whole.folder):
                 self._move(each._replace(after=min(max(whole.after, each.after), each.before)))
 
-    async def _list_with_retries(self, store: ListsRanges, cursor: Cursor) -> None:
+    async def _list_with_retries(self, store: RangeLister, cursor: Cursor) -> None:
         """List a range; after a failure continue behind its cursor.
 
         One failed request of many must not end a listing of hours.
@@ -337,7 +337,7 @@ class Listing:
                 await asyncio.sleep(limits.SWEEP_LIST_PAUSE_SECONDS * tries)
 
     async def _list_range(
-        self, store: ListsRanges, cursor: Cursor, most: int | None = None
+        self, store: RangeLister, cursor: Cursor, most: int | None = None
     ) -> bool:
         """List a range, and move its cursor; return whether it reached its end."""
         page: list[BlobInfo] = []
@@ -428,7 +428,7 @@ class Listing:
                 self._on_progress("the store does not list in order: listing it in one stream")
         await _add_pages(self._store.list(quarantine.PREFIX), self._add_copies)
 
-    async def _list_copy_ranges(self, store: ListsRanges, folder: str) -> None:
+    async def _list_copy_ranges(self, store: RangeLister, folder: str) -> None:
         async with contextlib.aclosing(store.list_range(folder, folder, folder + _ALL)) as some:
             last = await _add_pages(some, self._add_copies, limits.SWEEP_SCOUT_OBJECTS)
         if not last:
@@ -439,7 +439,7 @@ class Listing:
             if each.before > last
         ]
         work = [partial(_add_pages, each, self._add_copies) for each in left]
-        await with_progress(gathered(work), self._on_progress, "listing the quarantine")
+        await with_progress(gather_bounded(work), self._on_progress, "listing the quarantine")
 
     def _add_copies(self, infos: Sequence[BlobInfo]) -> None:
         rows: list[tuple[Any, ...]] = []

@@ -20,7 +20,7 @@ from everlong import limits
 from everlong.codecs.payloads import walk_payloads
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.models import SWEEP_REASONS_MAX, make_printable, thread_key
-from everlong.storage.pack_store import gathered
+from everlong.storage.pack_store import gather_bounded
 from everlong.sweep.history_reader import (
     HistorySource,
     Run,
@@ -210,7 +210,7 @@ class Marker:
                 done += 1
                 self._on_progress(f"read {done} of {total} runs")
 
-        await gathered([partial(read, each) for each in due])
+        await gather_bounded([partial(read, each) for each in due])
 
     def _take_unlisted_runs(self) -> list[_Due]:
         """Return the runs that other histories name and that no listing had."""
@@ -376,7 +376,7 @@ class Marker:
         return set()
 
     async def _gather(self, work: Sequence[Callable[[], Awaitable[T]]], what: str) -> list[T]:
-        return await with_progress(gathered(work), self._on_progress, what)
+        return await with_progress(gather_bounded(work), self._on_progress, what)
 
     def _note(self, reason: str) -> None:
         if len(self.incomplete) < SWEEP_REASONS_MAX:

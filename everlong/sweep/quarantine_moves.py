@@ -22,7 +22,7 @@ from everlong.models import SweepClass, Tally, make_printable
 from everlong.policy import Retention
 from everlong.storage import quarantine
 from everlong.storage.base import BlobStore
-from everlong.storage.pack_store import gathered
+from everlong.storage.pack_store import gather_bounded
 from everlong.sweep.index import SweepIndex, with_progress
 from everlong.sweep.links import LinkReader
 from everlong.sweep.records import Records
@@ -171,7 +171,7 @@ class QuarantineMover:
 
     async def _put_back(self, now_ms: int, needed: _Needed) -> None:
         copy = needed.copy
-        is_there = needed.is_old and await quarantine.is_there(self._store, copy.original)
+        is_there = needed.is_old and await quarantine.exists(self._store, copy.original)
         if self._dry_run:
             self._count_restored(copy, is_there)
             return
@@ -235,7 +235,7 @@ class QuarantineMover:
                 return
             if not self._dry_run:
                 since_ms = time.time_ns() // 1_000_000
-                copy = quarantine.copy_key(key, since_ms, self._sweep_id)
+                copy = quarantine.build_copy_key(key, since_ms, self._sweep_id)
                 if not await quarantine.quarantine(self._store, key, data, copy):
                     return
                 self._note_moved(candidate, copy, max(since_ms, now_ms + 1))
@@ -321,12 +321,12 @@ class QuarantineMover:
             is_full = len(batch) == limits.SWEEP_MOVES_MAX
             if batch and (is_full or size_bytes > limits.SWEEP_MOVE_BYTES_MAX):
                 await with_progress(
-                    gathered([partial(work, each) for each in batch]), self._on_progress, what
+                    gather_bounded([partial(work, each) for each in batch]), self._on_progress, what
                 )
                 batch = []
             batch.append(item)
         await with_progress(
-            gathered([partial(work, each) for each in batch]), self._on_progress, what
+            gather_bounded([partial(work, each) for each in batch]), self._on_progress, what
         )
 
     def classes(self) -> dict[SweepClass, Tally]:

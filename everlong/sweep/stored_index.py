@@ -38,7 +38,7 @@ from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, ObjectTooLar
 from everlong.models import thread_key
 from everlong.storage.base import BlobStore
 from everlong.storage.keys import SALT_BYTES, Keys, open_bytes, seal_bytes
-from everlong.storage.objects import compressor, inflate, run_in_thread
+from everlong.storage.objects import get_compressor, inflate, run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.sweep.index import Link, SweepIndex, with_progress
 
@@ -54,7 +54,7 @@ def wrap_file(plain: bytes, place: str, keys: Keys | None) -> bytes:
     """Return the file for some bytes, to be stored under the key `place`."""
     if len(plain) > limits.SWEEP_INDEX_BYTES_MAX:
         raise ObjectTooLarge(f"{len(plain)} bytes do not fit into one file")
-    body = compressor().compress(plain)
+    body = get_compressor().compress(plain)
     if keys is None:
         header = _HEADER.pack(_MAGIC, _VERSION, 0, len(plain))
         return header + _digest(header, place, body) + body

@@ -60,7 +60,7 @@ from everlong.models import (
 )
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.pack_store import PackStore
-from everlong.storage.quarantine import RestoringBlobStore, bare
+from everlong.storage.quarantine import RestoringBlobStore, unwrap_store
 from everlong.sweep.history_reader import HistorySource
 from everlong.sweep.index import SweepIndex, with_progress
 from everlong.sweep.links import LinkReader, check_codec
@@ -132,7 +132,7 @@ class Sweep:
         check_codec(codec)
         self._histories = histories
         self._codec = codec
-        self._store = bare(packs.store)
+        self._store = unwrap_store(packs.store)
         # Read-only: an object that is read from quarantine gets marked, and the sweep restores it with
         # the other marked copies.
         restoring = RestoringBlobStore(self._store, read_only=True)

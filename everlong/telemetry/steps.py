@@ -37,7 +37,7 @@ from everlong.models import (
     ToolCall,
     Turn,
 )
-from everlong.storage.instrumented import Reads, counting
+from everlong.storage.instrumented import Reads, count_reads
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import (
     ACT,
@@ -84,7 +84,7 @@ class StepRecorder:
     @contextlib.contextmanager
     def record_step(self, step: str, context: Context) -> Iterator[Reads]:
         """Yield the read counter of a step, and record the bytes read."""
-        with counting(writes=True) as reads:
+        with count_reads(writes=True) as reads:
             yield reads
         if self._meters.is_silent:
             return

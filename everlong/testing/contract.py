@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from everlong.errors import BlobMissing, InvalidKey
 from everlong.limits import MIB
-from everlong.storage.base import BlobInfo, BlobStore, TakesFiles
+from everlong.storage.base import BlobInfo, BlobStore, FileUploader
 
 _LARGE_BYTES: Final = 8 * MIB
 _FILE_BYTES: Final = 20 * MIB + 3  # Several parts of a multipart upload.
@@ -240,7 +240,7 @@ class BlobStoreContract:
     @_case
     async def test_a_file_becomes_one_object(self, store: BlobStore) -> None:
         """For stores with `put_file`: empty, small and multipart files."""
-        if not isinstance(store, TakesFiles):
+        if not isinstance(store, FileUploader):
             return
         with tempfile.TemporaryDirectory(prefix="everlong-contract-") as folder:
             path = Path(folder, "file")
@@ -261,7 +261,7 @@ class BlobStoreContract:
     @_case
     async def test_a_cancelled_file_leaves_nothing(self, store: BlobStore) -> None:
         """For stores with `put_file`: a cancelled upload is not visible."""
-        if not isinstance(store, TakesFiles):
+        if not isinstance(store, FileUploader):
             return
         with tempfile.TemporaryDirectory(prefix="everlong-contract-") as folder:
             path = Path(folder, "file")

@@ -15,7 +15,7 @@ import pytest
 from everlong.embedded.server import find_free_port
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore, aws, open_store
-from everlong.storage.base import ranges_of
+from everlong.storage.base import get_range_lister
 from tests.support.s3_server import BUCKET, KEY, REGION, SECRET, S3Server
 
 pytestmark = pytest.mark.server
@@ -47,7 +47,7 @@ async def listed(store: BlobStore, prefix: str = "") -> set[str]:
 async def test_ranges_of_a_bucket_equal_its_listing_in_order(s3: S3Server, prefix: str) -> None:
     """More than one page of a real server's, with keys of others between and beside ours."""
     store = open_store(s3.url(prefix))
-    ranges = ranges_of(store)
+    ranges = get_range_lister(store)
     assert ranges is not None
     ours = sorted(
         f"v1/{uuid.uuid4().hex}/{uuid.uuid4().hex}{uuid.uuid4().hex}.pack" for _ in range(1100)

@@ -85,7 +85,7 @@ async def _write_journal(directory: Path) -> None:
     for first in range(1, 298, 33):
         entries = [_entry(seq) for seq in range(first, first + 33)]
         head, _ = await journal.append(head, entries)
-    shown, _ = await journal.body_entry(Kind.TOOL_RESULT, RESULT, TIME_MS, seq=300)
+    shown, _ = await journal.write_body_entry(Kind.TOOL_RESULT, RESULT, TIME_MS, seq=300)
     for entries in (
         [_entry(298, Kind.REPLY, BODY)],
         [_entry(299), dataclasses.replace(shown, original=shown.ref)],

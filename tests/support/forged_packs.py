@@ -15,7 +15,7 @@ from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.refs import PackRef
 from everlong.storage.objects import HEADER, thread_key
 from everlong.storage.pack_store import pack_key
-from everlong.storage.packs import FRAME_BYTES, MAGIC, _digest
+from everlong.storage.packs import FRAME_BYTES, MAGIC, _hash
 
 THREAD = thread_key("default", "forged")
 MIB = limits.MIB
@@ -44,11 +44,11 @@ def forge(
     manifest = struct.pack("<QIQIHII", size_bytes, crc, base_bytes, *counts)
     manifest += struct.pack("<HII", *dictionary) + envelope + b"".join(sources)
     for compression, plain_bytes, stored in frames:
-        manifest += struct.pack("<BII32s", compression, len(stored), plain_bytes, _digest(stored))
+        manifest += struct.pack("<BII32s", compression, len(stored), plain_bytes, _hash(stored))
     for extent in extents:
         manifest += struct.pack("<HII", *extent)
     head = struct.pack("<4sBBHI", MAGIC, 2, 0, 0, len(manifest)) + manifest
-    return _digest(head), head + b"".join(stored for _, _, stored in frames)
+    return _hash(head), head + b"".join(stored for _, _, stored in frames)
 
 
 def crc_of_zeros(size_bytes: int) -> int:
@@ -108,7 +108,7 @@ def one_frame(root: Path, size_bytes: int) -> PackRef:
 
 def sparse_file(root: Path, size_bytes: int) -> PackRef:
     """Write an object that is far larger than its ref claims, as a sparse file."""
-    name = _digest(b"sparse %d" % size_bytes)
+    name = _hash(b"sparse %d" % size_bytes)
     path = root / pack_key(THREAD, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:

@@ -49,4 +49,4 @@ async def texts(of: Journal, head: SegmentRef, first_seq: int = 1) -> list[str]:
 
 async def newest_segment(of: Journal, head: SegmentRef) -> Segment:
     """Return the segment that a head names."""
-    return (await of._segments.head(head)).segment
+    return (await of._segments.read_head(head)).segment

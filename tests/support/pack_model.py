@@ -8,7 +8,7 @@ from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.matcher import _chunk_id
 from everlong.codecs.pack_layout import Plan
 from everlong.storage.objects import thread_key
-from everlong.storage.pack_store import Reading
+from everlong.storage.pack_store import ReadResult
 from everlong.storage.packs import Pack, build_pack
 from tests.support.sample_payloads import noise
 
@@ -38,16 +38,16 @@ class Store:
     def open(self, name: bytes) -> Pack:
         return Pack(self.packs[name], name, THREAD, None)
 
-    def read(self, name: bytes) -> Reading:
+    def read(self, name: bytes) -> ReadResult:
         return self._read(self.open(name))
 
     def learn(self, memory: ThreadMemory, name: bytes, now: float) -> None:
         memory.learn(self.read(name), now)
 
-    def _read(self, pack: Pack) -> Reading:
+    def _read(self, pack: Pack) -> ReadResult:
         names, extents = pack.resolve(None if pack.base is None else self.open(pack.base))
         sources = [self.open(each) for each in names]
-        return Reading(pack, sources, extents, pack.assemble(sources, extents))
+        return ReadResult(pack, sources, extents, pack.assemble(sources, extents))
 
 
 def check(store: Store, memory: ThreadMemory, plan: Plan, data: bytes) -> None:

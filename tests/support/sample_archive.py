@@ -28,7 +28,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.policy import LimitHit
-from everlong.storage.history import message_entry
+from everlong.storage.history import write_message
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
 from everlong.testing import workload
@@ -68,7 +68,7 @@ class Life:
         return NOW_MS + 1000 * seq_after(self.head)
 
     async def say(self, kind: Kind, message: Message) -> None:
-        entry, _ = await message_entry(self.journal, kind, message, self.time_ms(), 32 * 1024)
+        entry, _ = await write_message(self.journal, kind, message, self.time_ms(), 32 * 1024)
         await self.add(entry)
 
     async def note(self, kind: Kind, data: object) -> None:

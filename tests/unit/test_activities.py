@@ -115,7 +115,7 @@ async def test_recall_of_lost_bytes_holds_the_thread(
     env, packs = ActivityEnvironment(), open_packs(tmp_path.as_uri())
     journal = Journal(packs, thread_key(env.info.namespace, env.info.workflow_id or ""))
     long = Message(role="user", text="x" * 5000)
-    entry, _ = await journal.body_entry(Kind.MESSAGE, long, 1, seq=1)
+    entry, _ = await journal.write_body_entry(Kind.MESSAGE, long, 1, seq=1)
     head, _ = await journal.append(None, [entry])
     wanted = call(0, "recall", seq=1)
     asking = Message(role="assistant", tool_calls=(wanted,))

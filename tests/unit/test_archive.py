@@ -26,7 +26,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
-from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
+from everlong.storage.segments import MESSAGE_KINDS, parse_compaction
 from tests.support.sample_archive import NAMESPACE, NOW_MS, Life, build_thread
 from tests.support.sample_payloads import flipped, noise
 
@@ -110,7 +110,7 @@ async def test_a_lost_current_snapshot_is_an_error_and_older_ones_are_counted() 
     life = await build_thread(PackStore(store))
     entries = await life.journal.read(life.head)
     older, newest = (
-        object_key(parsed_compaction(each).snapshot.ref)
+        object_key(parse_compaction(each).snapshot.ref)
         for each in entries
         if each.kind == Kind.COMPACTION
     )

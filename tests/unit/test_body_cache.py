@@ -94,7 +94,7 @@ async def test_a_message_that_a_model_changes_does_not_change_the_journal() -> N
     parts = [{"part_kind": "text", "content": "hi"}, thinking]
     message = Message(role="assistant", text="hi", native={"parts": parts, "kind": "response"})
     journal = Journal(packs, THREAD)
-    entry, _ = await journal.body_entry(Kind.REPLY, message, 1)
+    entry, _ = await journal.write_body_entry(Kind.REPLY, message, 1)
     head, _ = await journal.append(None, [entry])
     for _ in range(2):
         [read] = await journal.messages(await journal.read(head))

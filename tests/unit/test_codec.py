@@ -347,11 +347,11 @@ async def test_payloads_of_every_compression_level_share_packs_and_are_read(
     for number, level in enumerate((1, 19, 3, 9, -5), 1):
         plain = zstandard.ZstdCompressor(level=level)
         small = zstandard.ZstdCompressor(
-            level=level, dict_data=objects._builtin_dictionary(), write_dict_id=False
+            level=level, dict_data=objects._build_builtin_dictionary(), write_dict_id=False
         )
         for module in (objects, packs):
-            monkeypatch.setattr(module, "compressor", lambda _=0, plain=plain: plain)
-            monkeypatch.setattr(module, "small_compressor", lambda small=small: small)
+            monkeypatch.setattr(module, "get_compressor", lambda _=0, plain=plain: plain)
+            monkeypatch.setattr(module, "get_small_compressor", lambda small=small: small)
         body += text(30_000, number)
         both = [payload(body), payload(text(2000, number))]
         written += await codec.encode(both)

@@ -26,7 +26,12 @@ from typer.testing import CliRunner
 from everlong import EverlongPlugin, cli
 from everlong.client.packs import packs_of
 from everlong.codecs import EverlongCodec, composition
-from everlong.codecs.composition import OuterCodec, holds_everlong, inspect_codec, own_codec
+from everlong.codecs.composition import (
+    OuterCodec,
+    find_everlong_codec,
+    holds_everlong,
+    inspect_codec,
+)
 from everlong.codecs.refs import is_ref
 from everlong.config import load_settings
 from everlong.connection import connect, load_codec
@@ -187,7 +192,7 @@ async def test_a_codec_that_comes_first_stays_inside() -> None:
     plugin = EverlongPlugin(store="memory:")
     client = await lazy_client(CodecPlugin(Cipher()), plugin)
     plugin.check_client(client)
-    codec = own_codec(client.data_converter.payload_codec)
+    codec = find_everlong_codec(client.data_converter.payload_codec)
     assert codec is not None
     assert isinstance(codec.inner, Cipher)
 

@@ -35,7 +35,7 @@ from everlong.doctor.drain import CodecUsage, CodecUsageReader
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.interceptors.drain import DrainReader, RunDrain, holds_ref, plain_bytes_max
 from everlong.interceptors.history import RunHistory
-from everlong.storage.instrumented import counting
+from everlong.storage.instrumented import count_reads
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep.history_reader import Histories, Run
 from tests.support.sample_payloads import KEY_1, activity, payload
@@ -395,7 +395,7 @@ async def test_a_large_value_that_stayed_inline_keeps_a_run_draining() -> None:
 
     async def run(given: Payload) -> tuple[int, Payload]:
         mine = reading().with_context(activity(activity_id="1"))
-        with counting() as reads:
+        with count_reads() as reads:
             await mine.decode([given])
         return reads.held, (await mine.encode([LARGE]))[0]
 

@@ -20,7 +20,13 @@ from everlong.storage import packs as packs_module
 from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import ByteBudget, PackStore, open_packs
-from everlong.storage.packs import ENVELOPE_BYTES_MAX, FRAME_BYTES, Pack, build_pack, whole
+from everlong.storage.packs import (
+    ENVELOPE_BYTES_MAX,
+    FRAME_BYTES,
+    Pack,
+    build_contents,
+    build_pack,
+)
 from tests.support import forged_packs
 from tests.support.forged_packs import MIB, THREAD, forge, put
 from tests.support.sample_payloads import noise, payload, text, workflow
@@ -151,7 +157,7 @@ async def test_a_store_with_a_budget_reads_no_more_at_a_time(tmp_path: Path) -> 
     names = []
     for number in range(6):
         data = noise(400_000, number)
-        name, stored = build_pack(whole(data), THREAD, None)
+        name, stored = build_pack(build_contents(data), THREAD, None)
         names.append(put(tmp_path, (name, stored)))
 
     async def one(name: bytes) -> None:

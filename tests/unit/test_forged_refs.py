@@ -19,7 +19,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal, thread_key
 from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.packs import Contents, Extent, build_pack
-from everlong.storage.segments import to_plaintext
+from everlong.storage.segments import serialize_segment
 from tests.support.sample_payloads import KEY_1, noise, payload, workflow
 
 KEYS = {"k1": KEY_1}
@@ -117,7 +117,7 @@ async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_t
     secret = build_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
     head, _ = await Journal(packs, victim).append(None, [secret])
     own = build_entry(2, Kind.MESSAGE, Message(role="user", text="x"), 0)
-    text = to_plaintext(Segment(before=(head,), entries=(own,), shares=(victim,)))[0]
+    text = serialize_segment(Segment(before=(head,), entries=(own,), shares=(victim,)))[0]
     offloader = Offloader(packs)
     stored, _ = await offloader.write(other, Payload(metadata=metadata, data=text), text)
     assert (await Offloader(packs).read(stored, learn=False)).data == text

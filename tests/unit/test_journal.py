@@ -27,7 +27,7 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
-from everlong.storage.segments import from_plaintext, to_plaintext
+from everlong.storage.segments import parse_segment, serialize_segment
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import (
     THREAD,
@@ -104,17 +104,21 @@ async def test_a_body_of_its_own_is_durable_before_its_entry() -> None:
     store = CountingStore()
     log = journal(store)
     message = Message(role="tool", text="x" * 5000, call_id="c1", tool="read")
-    result, written_bytes = await log.body_entry(Kind.TOOL_RESULT, message, 7, preview="a page")
+    result, written_bytes = await log.write_body_entry(
+        Kind.TOOL_RESULT, message, 7, preview="a page"
+    )
     assert (store.puts, result.body, result.part) == (1, None, None)
     assert written_bytes > 0
     assert result.size_bytes == len(to_json(build_body(message)))
     assert result.ref is not None
     assert result.ref.preview == "a page"
     assert await log.messages([result]) == [message]
-    short, none = await log.body_entry(Kind.MESSAGE, Message(role="user", text="hi"), 8, seq=2)
+    short, none = await log.write_body_entry(
+        Kind.MESSAGE, Message(role="user", text="hi"), 8, seq=2
+    )
     assert (none, store.puts, short.seq, short.ref) == (0, 1, 2, None)
     # Both have the seq that results have until the workflow gives them theirs.
-    other, _ = await log.body_entry(Kind.TOOL_RESULT, Message(role="tool", text="y" * 900), 7)
+    other, _ = await log.write_body_entry(Kind.TOOL_RESULT, Message(role="tool", text="y" * 900), 7)
     assert [each.text[0] for each in await log.messages([result, other])] == ["x", "y"]
     head, _ = await log.append(None, [result, short])
     assert await log.read(head) == [result, short]
@@ -123,10 +127,10 @@ async def test_a_body_of_its_own_is_durable_before_its_entry() -> None:
 async def test_a_whole_message_is_read_on_request() -> None:
     log = journal()
     whole = Message(role="tool", text="x" * 9000, call_id="c1", tool="read")
-    stored_whole, _ = await log.body_entry(Kind.TOOL_RESULT, whole, 7)
+    stored_whole, _ = await log.write_body_entry(Kind.TOOL_RESULT, whole, 7)
     for text in ("x[...]x", "x" * 700 + "[...]"):
         shown = dataclasses.replace(whole, text=text)
-        result, _ = await log.body_entry(Kind.TOOL_RESULT, shown, 7)
+        result, _ = await log.write_body_entry(Kind.TOOL_RESULT, shown, 7)
         result = dataclasses.replace(result, original=stored_whole.ref)
         head, _ = await log.append(None, [result, entry(2, "hi")])
         read = await log.read(head)
@@ -260,9 +264,9 @@ async def test_endless_folds_are_refused(levels: int) -> None:
     log = journal(store)
     place = await append_entries(log, 1)
     for _ in range(levels):
-        fold = to_plaintext(Segment(before=(place,), entries=()))[0]
+        fold = serialize_segment(Segment(before=(place,), entries=()))[0]
         place = dataclasses.replace(await segment_ref(store, fold), folded=True)
-    newest = to_plaintext(Segment(before=(place,), entries=(entry(2),)))[0]
+    newest = serialize_segment(Segment(before=(place,), entries=(entry(2),)))[0]
     head = dataclasses.replace(await segment_ref(store, newest), first_seq=2)
     if levels <= limits.FOLD_LEVELS_MAX:
         assert [each.seq for each in await log.read(head)] == [1, 2]
@@ -322,8 +326,10 @@ async def test_a_sealed_journal_reads_back_and_shows_nothing(sizes: list[int]) -
 
 def test_a_segment_without_long_bodies_is_only_its_json() -> None:
     segment = Segment(before=(), entries=(entry(1),))
-    assert json.loads(to_plaintext(segment)[0])["version"] == 2
-    longer = to_plaintext(Segment(before=(), entries=(entry(1, "line\nline" * 100), entry(2))))[0]
+    assert json.loads(serialize_segment(segment)[0])["version"] == 2
+    longer = serialize_segment(
+        Segment(before=(), entries=(entry(1, "line\nline" * 100), entry(2)))
+    )[0]
     assert longer.count(b"\n") == 1
 
 
@@ -338,9 +344,11 @@ def test_a_writers_cached_segment_equals_the_stored_one() -> None:
         entry(3, "line\nline" * 1000),
         dataclasses.replace(entry(4), original=long),
     )
-    plaintext, written = to_plaintext(Segment(before=(), entries=entries, totals=Totals(steps=3)))
+    plaintext, written = serialize_segment(
+        Segment(before=(), entries=entries, totals=Totals(steps=3))
+    )
     assert written.entries != entries
-    assert from_plaintext(plaintext) == written
+    assert parse_segment(plaintext) == written
 
 
 async def test_an_append_is_read_back_without_being_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key, thread_key
 from everlong.storage.pack_store import PackStore
-from everlong.storage.segments import to_plaintext
+from everlong.storage.segments import serialize_segment
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import (
     append_entries,
@@ -36,7 +36,7 @@ async def place_of(
 ) -> SegmentRef:
     """Store a segment as nobody would write it."""
     thread = thread_key("default", thread_id)
-    ref, _ = await PackStore(store).write_body(thread, Kind.SEGMENT, to_plaintext(segment)[0])
+    ref, _ = await PackStore(store).write_body(thread, Kind.SEGMENT, serialize_segment(segment)[0])
     return SegmentRef(ref=ref, first_seq=1, count=count, folded=not segment.entries)
 
 
@@ -185,7 +185,7 @@ async def test_a_ref_that_a_segment_does_not_share_is_refused() -> None:
     victim, other = journal(store, "victim"), journal(store, "other")
     secret = await append_entries(victim, 1)
     message = Message(role="user", text="a secret" * 100)
-    result, _ = await victim.body_entry(Kind.MESSAGE, message, 0)
+    result, _ = await victim.write_body_entry(Kind.MESSAGE, message, 0)
     with pytest.raises(RefRefused, match="belongs to another thread"):
         await other.messages([result])
     hidden = dataclasses.replace(entry(1), original=result.ref)
@@ -246,12 +246,12 @@ async def test_a_ref_is_checked_against_what_the_journal_shares() -> None:
     head = await append_entries(journal(store), 3)
     ref, _ = await PackStore(store).write_body(head.ref.thread, Kind.SNAPSHOT, b"{}")
     branch, _ = await journal(store, "fork").fork(head, 2, forked(3))
-    assert await journal(store).checked(None, ref) == ref
-    assert await journal(store, "fork").checked(branch, ref) == ref
+    assert await journal(store).check_ref(None, ref) == ref
+    assert await journal(store, "fork").check_ref(branch, ref) == ref
     with pytest.raises(RefRefused, match="belongs to another thread"):
-        await journal(store, "fork").checked(None, ref)
+        await journal(store, "fork").check_ref(None, ref)
     with pytest.raises(RefRefused, match="belongs to another thread"):
-        await journal(store, "other").checked(None, ref)
+        await journal(store, "other").check_ref(None, ref)
 
 
 async def test_lost_objects_of_the_parent_are_named() -> None:

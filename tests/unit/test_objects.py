@@ -22,9 +22,9 @@ from everlong.storage.keys import Keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import (
     HEADER,
+    get_key_id,
     object_key,
     seal,
-    sealing_key_id,
     thread_key,
     unseal,
 )
@@ -54,8 +54,8 @@ def test_a_sealed_object_shows_nothing_and_opens_with_no_other_key() -> None:
     sealed = seal(b"hunter2", KEYS)
     assert b"hunter2" not in sealed
     assert seal(b"hunter2", KEYS) != sealed
-    assert sealing_key_id(sealed) == "k1"
-    assert sealing_key_id(seal(b"hunter2")) == ""
+    assert get_key_id(sealed) == "k1"
+    assert get_key_id(seal(b"hunter2")) == ""
     with pytest.raises(KeyMissing, match="'k1', and no keys are configured here"):
         unseal(sealed)
     with pytest.raises(KeyMissing, match="'k1', which this process does not have"):

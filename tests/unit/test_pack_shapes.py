@@ -13,7 +13,7 @@ from everlong.codecs import EverlongCodec, matcher, pack_layout
 from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.matcher import KnownPack, RecentPayload, Run
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packs import Contents, Extent, build_pack, whole
+from everlong.storage.packs import Contents, Extent, build_contents, build_pack
 from tests.support.pack_model import THREAD, Store, check
 from tests.support.sample_payloads import noise, payload, workflow
 
@@ -161,10 +161,10 @@ def test_a_pack_with_an_unlisted_dictionary_is_not_learned() -> None:
         store.packs[name] = data
         return name
 
-    first = add(whole(noise(3000, 1)))
+    first = add(build_contents(noise(3000, 1)))
     second = add(
         dataclasses.replace(
-            whole(noise(3000, 2)),
+            build_contents(noise(3000, 2)),
             sources=[first],
             dictionary=Extent(1, 0, 2000),
             dictionary_data=noise(3000, 1)[:2000],

@@ -26,10 +26,10 @@ from everlong.storage.packs import (
     Contents,
     Extent,
     Pack,
-    _digest,
+    _hash,
+    build_contents,
     build_pack,
-    key_id_of,
-    whole,
+    parse_key_id,
 )
 from tests.support.sample_payloads import KEY_1, KEY_2, bits, flipped, noise, text
 from tests.support.scale import scaled
@@ -68,7 +68,7 @@ def test_a_pack_gives_back_what_was_written(
     keys: Keys | None, size: int, seed: int, compressible: bool
 ) -> None:
     data = (b"a line of a log\n" * (size // 16 + 1))[:size] if compressible else noise(size, seed)
-    name, stored = build_pack(whole(data), THREAD, keys)
+    name, stored = build_pack(build_contents(data), THREAD, keys)
     pack = Pack(stored, name, THREAD, keys)
     assert pack.assemble([]) == data
     assert (pack.size_bytes, pack.stream_bytes) == (size, size)
@@ -81,7 +81,7 @@ def test_extents_reach_any_place_of_any_pack(data: st.DataObject) -> None:
     streams = [
         noise(size, seed) for seed, size in enumerate((5000, FRAME_BYTES + 9, 2 * FRAME_BYTES))
     ]
-    packs = [build_pack(whole(stream), THREAD, KEYS) for stream in streams[1:]]
+    packs = [build_pack(build_contents(stream), THREAD, KEYS) for stream in streams[1:]]
     extents = []
     for _ in range(data.draw(st.integers(0, 8))):
         source = data.draw(st.integers(0, 2))
@@ -100,16 +100,16 @@ def test_extents_reach_any_place_of_any_pack(data: st.DataObject) -> None:
 
 
 def test_a_pack_has_a_small_overhead() -> None:
-    assert len(build_pack(whole(noise(10_000)), THREAD, None)[1]) < 10_000 + 120
-    assert len(build_pack(whole(noise(10_000)), THREAD, KEYS)[1]) < 10_000 + 180
+    assert len(build_pack(build_contents(noise(10_000)), THREAD, None)[1]) < 10_000 + 120
+    assert len(build_pack(build_contents(noise(10_000)), THREAD, KEYS)[1]) < 10_000 + 180
     plain = len(zstandard.ZstdCompressor(level=3).compress(text(200_000)))
-    assert len(build_pack(whole(text(200_000)), THREAD, None)[1]) < plain + 120
+    assert len(build_pack(build_contents(text(200_000)), THREAD, None)[1]) < plain + 120
 
 
 def test_equal_packs_have_equal_names_only_without_sealing() -> None:
-    plain = {build_pack(whole(noise(5000)), thread, None) for thread in (THREAD, OTHER)}
+    plain = {build_pack(build_contents(noise(5000)), thread, None) for thread in (THREAD, OTHER)}
     assert len(plain) == 1
-    sealed = [build_pack(whole(noise(5000)), THREAD, KEYS) for _ in range(2)]
+    sealed = [build_pack(build_contents(noise(5000)), THREAD, KEYS) for _ in range(2)]
     assert len({name for name, _ in sealed}) == 2
     assert len({stored[-5000:] for _, stored in sealed}) == 2
 
@@ -129,7 +129,7 @@ def test_equal_packs_have_equal_names_only_without_sealing() -> None:
 def test_a_flipped_bit_anywhere_in_a_pack_is_detected(
     keys: Keys | None, data: bytes, most: int
 ) -> None:
-    name, stored = build_pack(whole(data), THREAD, keys)
+    name, stored = build_pack(build_contents(data), THREAD, keys)
     for bit in bits(stored, most):
         with pytest.raises((BlobCorrupt, UnknownVersion)):
             read(flipped(stored, bit), name, keys)
@@ -137,7 +137,7 @@ def test_a_flipped_bit_anywhere_in_a_pack_is_detected(
 
 @EITHER
 def test_a_flipped_bit_in_a_name_is_detected(keys: Keys | None) -> None:
-    name, stored = build_pack(whole(b"short"), THREAD, keys)
+    name, stored = build_pack(build_contents(b"short"), THREAD, keys)
     for bit in range(8 * len(name)):
         with pytest.raises(BlobCorrupt, match="its head does not match its name"):
             read(stored, flipped(name, bit), keys)
@@ -146,7 +146,7 @@ def test_a_flipped_bit_in_a_name_is_detected(keys: Keys | None) -> None:
 @EITHER
 @pytest.mark.parametrize("data", [b"", b"short", text(3000), noise(2 * FRAME_BYTES + 5)])
 def test_a_truncated_or_extended_pack_is_detected(keys: Keys | None, data: bytes) -> None:
-    name, stored = build_pack(whole(data), THREAD, keys)
+    name, stored = build_pack(build_contents(data), THREAD, keys)
     lengths = range(len(stored))
     for length in lengths if len(lengths) < 3000 else random.Random(0).sample(lengths, 50):
         with pytest.raises(BlobCorrupt):
@@ -158,7 +158,7 @@ def test_a_truncated_or_extended_pack_is_detected(keys: Keys | None, data: bytes
 @pytest.mark.guarantee(3)
 @EITHER
 def test_swapped_packs_are_detected(keys: Keys | None) -> None:
-    packs = [build_pack(whole(noise(3000, seed)), THREAD, keys) for seed in range(2)]
+    packs = [build_pack(build_contents(noise(3000, seed)), THREAD, keys) for seed in range(2)]
     for (name, _), (_, other) in (packs, packs[::-1]):
         with pytest.raises(BlobCorrupt, match="its head does not match its name"):
             read(other, name, keys)
@@ -175,7 +175,7 @@ def test_swapped_packs_are_detected(keys: Keys | None) -> None:
 
 @pytest.mark.guarantee(21)
 def test_a_sealed_pack_from_another_thread_is_refused() -> None:
-    name, stored = build_pack(whole(b"of another thread"), OTHER, KEYS)
+    name, stored = build_pack(build_contents(b"of another thread"), OTHER, KEYS)
     with pytest.raises(BlobCorrupt, match="does not open with its key"):
         read(stored, name, KEYS)
 
@@ -183,7 +183,7 @@ def test_a_sealed_pack_from_another_thread_is_refused() -> None:
 @pytest.mark.guarantee(21)
 def test_a_sealed_frame_from_another_place_is_refused() -> None:
     data = noise(2 * FRAME_BYTES)
-    name, stored = build_pack(whole(data), THREAD, KEYS)
+    name, stored = build_pack(build_contents(data), THREAD, KEYS)
     frame = FRAME_BYTES + 16
     first, second = stored[-2 * frame : -frame], stored[-frame:]
     with pytest.raises(BlobCorrupt, match="frame 0 does not match its digest"):
@@ -191,8 +191,8 @@ def test_a_sealed_frame_from_another_place_is_refused() -> None:
 
 
 def test_a_pack_names_its_key() -> None:
-    name, stored = build_pack(whole(b"secret"), THREAD, KEYS)
-    assert key_id_of(stored) == "k1"
+    name, stored = build_pack(build_contents(b"secret"), THREAD, KEYS)
+    assert parse_key_id(stored) == "k1"
     with pytest.raises(KeyMissing, match="'k1', and no keys are configured here"):
         read(stored, name, None)
     with pytest.raises(KeyMissing, match="'k1', which this process does not have"):
@@ -204,7 +204,7 @@ def test_a_pack_names_its_key() -> None:
 @pytest.mark.guarantee(8)
 @pytest.mark.parametrize("version", [0, 1, 3, 255])
 def test_a_pack_of_another_version_is_refused_by_name(version: int) -> None:
-    name, stored = build_pack(whole(b"x"), THREAD, None)
+    name, stored = build_pack(build_contents(b"x"), THREAD, None)
     with pytest.raises(UnknownVersion, match=rf"version {version} .*Upgrade"):
         read(stored[:4] + bytes([version]) + stored[5:], name, None)
 
@@ -212,10 +212,10 @@ def test_a_pack_of_another_version_is_refused_by_name(version: int) -> None:
 @pytest.mark.guarantee(7)
 def test_a_pack_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
-    name, stored = build_pack(whole(b"x" * 1000), THREAD, None)
+    name, stored = build_pack(build_contents(b"x" * 1000), THREAD, None)
     assert read(stored, name, None) == b"x" * 1000
     with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored: 1000 is the most"):
-        build_pack(whole(b"x" * 1001), THREAD, None)
+        build_pack(build_contents(b"x" * 1001), THREAD, None)
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 999)
     with pytest.raises(BlobCorrupt):
         read(stored, name, None)
@@ -241,11 +241,11 @@ def forged(
     manifest += struct.pack("<HII", *dictionary)
     manifest += b"".join(sources)
     for compression, plain_bytes, stored in frames:
-        manifest += struct.pack("<BII32s", compression, len(stored), plain_bytes, _digest(stored))
+        manifest += struct.pack("<BII32s", compression, len(stored), plain_bytes, _hash(stored))
     for extent in extents:
         manifest += struct.pack("<HII", *extent)
     head = struct.pack("<4sBBHI", MAGIC, 2, 0, 0, len(manifest)) + manifest
-    return _digest(head), head + b"".join(stored for _, _, stored in frames)
+    return _hash(head), head + b"".join(stored for _, _, stored in frames)
 
 
 def refused(pack: tuple[bytes, bytes], sources: Sequence[Pack] = ()) -> str:
@@ -400,7 +400,7 @@ def test_bytes_that_are_no_pack_are_refused(head: bytes, rest: bytes) -> None:
     for start in (b"", MAGIC, MAGIC + b"\x02\x00\x00\x00" + struct.pack("<I", len(head))):
         data = start + head + rest
         with pytest.raises(EverlongError):
-            read(data, _digest(data[: len(start) + len(head)]), None)
+            read(data, _hash(data[: len(start) + len(head)]), None)
 
 
 def continued(
@@ -428,7 +428,7 @@ def test_a_pack_continues_the_data_of_its_base_up_to_any_byte(
     keys: Keys | None, taken: int, added: int, first_bytes: int
 ) -> None:
     first_data = noise(first_bytes, 1)
-    first = build_pack(whole(first_data), THREAD, keys)
+    first = build_pack(build_contents(first_data), THREAD, keys)
     own = noise(150, 2)
     extents = [Extent(1, 0, first_bytes), Extent(0, 10, 140)]
     base = build_pack(pointing(own, extents, [(first[0], first_data)]), THREAD, keys)
@@ -446,7 +446,7 @@ def test_a_pack_continues_the_data_of_its_base_up_to_any_byte(
 
 
 def test_a_base_with_a_base_or_with_too_few_bytes_is_refused() -> None:
-    first = build_pack(whole(b"first"), THREAD, None)
+    first = build_pack(build_contents(b"first"), THREAD, None)
     second = build_pack(continued(first, b"first", b"second"), THREAD, None)
     third = build_pack(continued(second, b"firstsecond", b"third"), THREAD, None)
     opened = Pack(second[1], second[0], THREAD, None)
@@ -470,7 +470,7 @@ def with_dictionary(own: bytes, holder: tuple[bytes, bytes], extent: Extent) -> 
 @EITHER
 def test_a_pack_is_compressed_with_a_run_of_another(keys: Keys | None) -> None:
     shared, own = text(8000, 1), text(8000, 1)[2000:6000] + b"and a little more"
-    holder = build_pack(whole(shared), THREAD, keys)
+    holder = build_pack(build_contents(shared), THREAD, keys)
     contents = with_dictionary(own, (holder[0], shared), Extent(1, 1000, 6000))
     name, stored = build_pack(contents, THREAD, keys)
     alone = dataclasses.replace(contents, dictionary=None, dictionary_data=b"")
@@ -483,7 +483,7 @@ def test_a_pack_is_compressed_with_a_run_of_another(keys: Keys | None) -> None:
 
 def test_chained_dictionaries_are_read_up_to_a_bound() -> None:
     packs: list[Pack] = []
-    last, plain = build_pack(whole(text(3000, 0)), THREAD, None), text(3000, 0)
+    last, plain = build_pack(build_contents(text(3000, 0)), THREAD, None), text(3000, 0)
     for number in range(DICTIONARIES_MAX + 1):
         packs.insert(0, Pack(last[1], last[0], THREAD, None))
         own = text(3000, number + 1)
@@ -507,7 +507,7 @@ def test_a_dictionary_that_is_not_listed_or_too_large_is_refused(
 
 
 def test_a_dictionary_beyond_the_end_of_its_pack_is_refused() -> None:
-    holder = build_pack(whole(b"abcd"), THREAD, None)
+    holder = build_pack(build_contents(b"abcd"), THREAD, None)
     opened = Pack(holder[1], holder[0], THREAD, None)
     pack = forged(
         size_bytes=4,

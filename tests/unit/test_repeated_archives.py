@@ -20,7 +20,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
-from everlong.storage.segments import parsed_compaction
+from everlong.storage.segments import parse_compaction
 from tests.support import fake_namespace
 from tests.support.sample_archive import NOW_MS, Life, build_thread
 
@@ -29,7 +29,7 @@ async def without_older_snapshot(store: MemoryBlobStore) -> Life:
     """Return a thread whose first snapshot is gone from the store."""
     life = await build_thread(PackStore(store))
     [older, _] = await compactions(life.journal, life.head)
-    del store._objects[object_key(parsed_compaction(older).snapshot.ref)]
+    del store._objects[object_key(parse_compaction(older).snapshot.ref)]
     return life
 
 

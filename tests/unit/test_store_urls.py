@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everlong.errors import ConfigError, UnknownStoreScheme
 from everlong.storage import open_store
-from everlong.storage.aws import s3_config
+from everlong.storage.aws import build_s3_config
 from everlong.storage.buckets import OPTIONS, parse_bucket_url
 
 HIDDEN = "hunter2"
@@ -29,7 +29,7 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(url: str) -> dict[str, object]:
-    return dict(s3_config(parse_bucket_url(url), botocore.session.Session()))
+    return dict(build_s3_config(parse_bucket_url(url), botocore.session.Session()))
 
 
 @pytest.mark.guarantee(19)

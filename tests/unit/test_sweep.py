@@ -201,7 +201,7 @@ async def test_a_read_restores_a_quarantined_object() -> None:
     await world.sweep(AT_ONCE, whole_store=True)
     assert await world.keys() == set()
     told: list[str] = []
-    packs = open_packs(world.store, called=lambda operation, *_: told.append(operation))
+    packs = open_packs(world.store, on_call=lambda operation, *_: told.append(operation))
     for key in before:
         assert await packs.store.get(key)
         assert (await packs.store.get_range(key, 0, 4)) == b"EVPK"

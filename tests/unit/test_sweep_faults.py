@@ -14,7 +14,7 @@ from everlong.storage import quarantine
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
-from everlong.storage.quarantine import RestoringBlobStore, copy_key
+from everlong.storage.quarantine import RestoringBlobStore, build_copy_key
 from everlong.sweep import quarantine_moves
 from everlong.sweep.index import SweepIndex
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
@@ -105,7 +105,7 @@ async def test_a_quarantine_read_needs_no_temporary_file(
         raise OSError(28, "No space left on device")
 
     store = MemoryBlobStore()
-    await store.put(copy_key("v1/a/b", 1_794_800_000_000, "0" * 8), b"bytes")
+    await store.put(build_copy_key("v1/a/b", 1_794_800_000_000, "0" * 8), b"bytes")
     monkeypatch.setattr(quarantine, "restore", full)
     assert await RestoringBlobStore(store).get("v1/a/b") == b"bytes"
 

@@ -52,7 +52,7 @@ async def test_a_mover_may_delete_the_object_after_others_restored_it() -> None:
     named = await world.large("w0")
     [key] = await world._keys(named)
     data = await world.store.get(key)
-    copy = quarantine.copy_key(key, time.time_ns() // 1_000_000, "0123abcd")
+    copy = quarantine.build_copy_key(key, time.time_ns() // 1_000_000, "0123abcd")
     await world.store.put(copy, data)  # A sweep has read its copy back, and pauses.
     run.payloads.append(named)
     await world.sweep(LONG)
@@ -67,7 +67,7 @@ async def test_a_move_delayed_for_long_deletes_nothing() -> None:
     store = MemoryBlobStore()
     await store.put("v1/a", b"x")
     began = time.time() - limits.SWEEP_MOVE_SECONDS_MAX - 1
-    copy = quarantine.copy_key("v1/a", int(1000 * began), "0123abcd")
+    copy = quarantine.build_copy_key("v1/a", int(1000 * began), "0123abcd")
     assert not await quarantine.quarantine(store, "v1/a", b"x", copy)
     assert await store.get("v1/a") == b"x"
 
@@ -79,7 +79,7 @@ async def test_a_copy_that_reads_differently_is_dropped_and_the_object_stays() -
 
     store = Torn()
     await store.put("v1/a", b"xyz")
-    copy = quarantine.copy_key("v1/a", time.time_ns() // 1_000_000, "0123abcd")
+    copy = quarantine.build_copy_key("v1/a", time.time_ns() // 1_000_000, "0123abcd")
     for data in (b"xyz", None):
         assert not await quarantine.quarantine(store, "v1/a", data, copy)
     assert [info.key async for info in store.list("")] == ["v1/a"]
@@ -332,6 +332,6 @@ async def test_the_stores_clock_dates_a_copy_of_a_sweeper_with_a_wrong_clock() -
     world, _ = await written(Dated())
     named = await world.large("w0")
     [key] = await world._keys(named)
-    await world.store.put(quarantine.copy_key(key, 1, "0123abcd"), await world.store.get(key))
+    await world.store.put(quarantine.build_copy_key(key, 1, "0123abcd"), await world.store.get(key))
     report = await world.sweep(NOTHING_YET)
     assert (report.purged.objects, report.in_quarantine.objects) == (0, 1)

@@ -79,7 +79,7 @@ async def late() -> Late:
     await written(world)
     old = await world.large("w0")
     [key] = await world._keys(old)
-    copy = quarantine.copy_key(key, 1_000_000_000_000, "0123abcd")
+    copy = quarantine.build_copy_key(key, 1_000_000_000_000, "0123abcd")
     await world.store.put(copy, await world.store.get(key))
     await world.store.delete([key])
     world.late = world.start("w9")

@@ -10,7 +10,7 @@ from everlong.codecs import EverlongCodec
 from everlong.errors import StoreUnavailable
 from everlong.models import SweepOptions, SweepReport
 from everlong.storage.base import BlobInfo, OutOfOrder
-from everlong.storage.instrumented import CountedBlobStore
+from everlong.storage.instrumented import InstrumentedBlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep import Sweep
@@ -219,9 +219,9 @@ async def test_a_store_whose_calls_are_counted_lists_ranges_too() -> None:
     world = await build_namespace(OrderedStore(), 2)
     store = world.store
     assert isinstance(store, OrderedStore)
-    await world.sweep(store=CountedBlobStore(store, lambda *_: None), dry_run=True)
+    await world.sweep(store=InstrumentedBlobStore(store, lambda *_: None), dry_run=True)
     assert len({each for each in store.listed if each.startswith("v1/")}) == len(await world.keys())
-    plain = CountedBlobStore(MemoryBlobStore(), lambda *_: None)
+    plain = InstrumentedBlobStore(MemoryBlobStore(), lambda *_: None)
     assert not plain.lists_ranges
 
 

@@ -18,7 +18,7 @@ from everlong.storage import keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import pack_key
-from everlong.storage.packs import build_pack, whole
+from everlong.storage.packs import build_contents, build_pack
 from tests.support.sample_payloads import KEY_1, stored, workflow
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
@@ -86,4 +86,6 @@ def test_the_example_segment_references_the_previous_one() -> None:
     newest, before = re.findall(r'^\{"before".*$', EXAMPLES, re.MULTILINE)
     [place] = json.loads(newest)["before"]
     assert len(before) == place["ref"]["size_bytes"]
-    assert build_pack(whole(before.encode()), THREAD, None)[0].hex() == place["ref"]["digest"]
+    assert (
+        build_pack(build_contents(before.encode()), THREAD, None)[0].hex() == place["ref"]["digest"]
+    )
