@@ -90,6 +90,7 @@ async def test_a_thread_survives_a_worker_kill_in_a_tool(
             assert status.counters.steps == 13
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(45)
 async def test_a_thread_survives_repeated_worker_kills(settings: Settings, thread_id: str) -> None:
     """Kills at seeded random moments: between steps, in a PUT, before a result is reported, at a roll.

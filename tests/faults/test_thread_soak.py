@@ -16,7 +16,7 @@ async def test_nothing_is_lost_repeated_or_out_of_order_while_workers_die(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    lives = scaled(3, 12)
+    lives = scaled(2, 12)
     settings = worker_settings(server.address, tmp_path, thread_id)
     campaign = Campaign(server.address, settings, seed=7, count=lives, deaths_max=5)
     campaign.pause_seconds = (1.0, 2.0)  # So that several fit in, however fast the machine is.

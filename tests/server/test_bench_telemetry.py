@@ -33,6 +33,7 @@ async def test_a_resume_span_begins_with_the_task_and_ends_before_its_end_is_see
         assert cells["blobs"] == QUICK.messages
 
 
+@pytest.mark.full
 async def test_the_telemetry_bench_measures_exported_steps(
     server: TemporalServer, tmp_path: Path
 ) -> None:

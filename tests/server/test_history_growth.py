@@ -136,7 +136,7 @@ async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_p
     server: TemporalServer, thread_id: str
 ) -> None:
     large_store, tiny_store = CountingStore(), CountingStore()
-    steps = scaled(40, 100)
+    steps = scaled(25, 100)
     large = Loop(steps=steps + 1, result_bytes=20_000, wait_at=steps)
     tiny = Loop(steps=steps + 1, result_bytes=20, wait_at=steps)
     large_threads, large_handle = await run_until_cold(

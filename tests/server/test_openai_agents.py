@@ -31,7 +31,7 @@ from everlong.embedded import TemporalServer
 from tests.support.fake_stores import CountingStore
 from tests.support.scale import scaled
 
-STEPS = scaled(24, 80)
+STEPS = scaled(16, 80)
 STEPS_WITHOUT = scaled(12, 20)
 HISTORY_BYTES_MAX = 1_500_000 * STEPS // 80
 RESULT_BYTES = 20_000
@@ -145,6 +145,7 @@ async def test_long_runs_complete_with_a_small_history_and_replay(
     assert store.puts == puts
 
 
+@pytest.mark.full
 async def test_without_the_plugin_fewer_steps_take_more_history(
     server: TemporalServer, thread_id: str
 ) -> None:

@@ -213,6 +213,7 @@ async def check_labels(fleet: Fleet) -> None:
             assert expected <= result["metric"].keys(), name
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(82)
 @pytest.mark.skipif(PROMETHEUS is None, reason="Debian's package prometheus is not installed")
 async def test_prometheus_knows_every_metric_and_fires_the_alerts(

@@ -132,6 +132,7 @@ async def test_a_run_survives_the_rollout_and_the_rollback(rollout: Rollout) -> 
     assert await (await rollout.handle("read")).result() == rollout.expected
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(33)
 async def test_plain_and_reading_workers_take_turns(rollout: Rollout) -> None:
     await rollout.start("read")

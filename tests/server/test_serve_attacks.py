@@ -163,6 +163,7 @@ def attacks(serving: Serving) -> dict[str, Attack]:  # noqa: C901 - one function
     }
 
 
+@pytest.mark.full
 async def test_concurrent_attacks_leave_the_server_small_and_serving(serving: Serving) -> None:
     before_bytes = serving.peak_bytes
     rows: dict[str, tuple[float, set[int]]] = {}

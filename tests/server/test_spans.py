@@ -129,7 +129,9 @@ def workers(
 
 
 @pytest.mark.guarantee(79)
-@pytest.mark.parametrize("protocol", list(RECEIVERS))
+@pytest.mark.parametrize(
+    "protocol", ["http/protobuf", pytest.param("grpc", marks=pytest.mark.full)]
+)
 async def test_every_span_of_a_thread_arrives_once_under_its_parent(
     server: TemporalServer, tmp_path: Path, thread_id: str, protocol: str
 ) -> None:

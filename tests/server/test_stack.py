@@ -138,6 +138,7 @@ async def test_the_next_start_continues_with_the_data(
     assert set(SEARCH_ATTRIBUTES) <= set(registered.custom_attributes)
 
 
+@pytest.mark.full
 async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
     short_dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:
@@ -159,7 +160,14 @@ async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
 
 
 @pytest.mark.guarantee(86)
-@pytest.mark.parametrize("part", ["start-dev", "serve", "worker"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param("start-dev", marks=pytest.mark.full),
+        pytest.param("serve", marks=pytest.mark.full),
+        "worker",
+    ],
+)
 async def test_a_dead_part_stops_the_stack_and_is_named(dev: ManagedProcess, part: str) -> None:
     await dev.wait_for_output(UP, 60)
     assert f"{DEMO} on task queue" in dev.output()

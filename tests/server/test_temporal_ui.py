@@ -56,6 +56,7 @@ async def downloaded(page: Page, number: int) -> object:
     return json.loads((await (await download.value).path()).read_text())
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(89)
 async def test_the_temporal_ui_shows_stored_values(tmp_path: Path, thread_id: str) -> None:
     port = find_free_port()
