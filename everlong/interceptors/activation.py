@@ -1,8 +1,8 @@
 """Activation hooks: called around every workflow activation, outside the sandbox.
 
-The SDK's interceptors run after decoding and have no call for an activation. So the workflow runners
-are rebuilt with instances that call hooks (`sdk_internals`). If the SDK's API has another shape, the
-hooks are off, and workflows run as they do without Everlong.
+The SDK's interceptors run after decoding and have no call for an activation. Therefore the workflow
+runners are rebuilt with instances that call hooks (`sdk_internals`). If the SDK's API has another shape,
+the hooks are off, and workflows run as they do without Everlong.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from everlong.interceptors import sdk_internals
 from everlong.interceptors.drain import (
     HOLDS_REFS,
     continues_as_new,
-    plain_bytes_max,
+    get_plain_bytes_max,
     returns_to_drain,
 )
 from everlong.interceptors.headers import answers_operation, ends_workflow, fails_workflow
@@ -118,7 +118,7 @@ def _add_interceptor(
             **details.extern_functions,
             TAKE: history.take,
             HOLDS_REFS: history.holds_refs,
-            CONSUMED_FUNCTION: history.consumption.consumed_bytes,
+            CONSUMED_FUNCTION: history.consumption.get_bytes,
         },
     )
 
@@ -280,7 +280,7 @@ class _HookedInstance(WorkflowInstance):
         ends = ends_workflow(command_info, self._fails)
         self._budget.leaving = self._answers_operation and ends
         self._budget.returns_to_drain = self._returns_to_drain and ends
-        self._budget.plain_bytes_max = plain_bytes_max(
+        self._budget.plain_bytes_max = get_plain_bytes_max(
             command_info, ends=ends, rolls=self._rolls, has_parent=self._has_parent
         )
         BUDGET.set(self._budget)

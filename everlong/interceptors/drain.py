@@ -5,10 +5,10 @@ and the server would terminate the run or reject the payload on every attempt. N
 payloads. Large values that stayed inline, compressed, count as refs (`codecs.codec.is_held`).
 
 The activation hook decides for each run, since the codec gets no run id. A run drains once a ref was
-seen: in an activation, in the history that a replay reads, or in a payload that the worker has written
-for it. While the history of a replayed run has not been read, the codec waits for it. After a bounded
-time the codec offloads large values, since plain lists could end the run, and leaves small values plain,
-since a worker without the plugin may have to read them.
+found: in an activation, in the history that a replay reads, or in a payload that the worker has written
+for the run. While the history of a replayed run has not been read, the codec waits for it. After a
+bounded time the codec stops waiting. It then offloads large values, since plain lists could end the run,
+and leaves small values plain, since a worker without the plugin may have to read them.
 
 An activity cannot see the history. The codec notices refs in its input, and the commands of a draining
 run carry a header (`DRAIN_HEADER`) that makes the activity offload its result. A child workflow gets the
@@ -107,8 +107,8 @@ class RunDrain:
     threads.
     """
 
-    def __init__(self, drains: DrainReader, info: workflow.Info, history: RunHistory) -> None:
-        self._drains = drains
+    def __init__(self, reader: DrainReader, info: workflow.Info, history: RunHistory) -> None:
+        self._reader = reader
         self._info = info
         self._history = history
         self._has_ref = False
@@ -126,7 +126,7 @@ class RunDrain:
         self._is_known = not replaying
         history = self._history
         refused = history.has_ended and history.scan_seconds < _REFUSED_SECONDS_MAX
-        reads = refused or self._drains.is_hidden
+        reads = refused or self._reader.is_hidden
         if replaying and reads and self._is_unknown and not in_event_loop():
             # Waits as long as a replay waits for a prefetch, so that commands get their header.
             reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
@@ -155,7 +155,7 @@ class RunDrain:
 
     @property
     def _is_unknown(self) -> bool:
-        is_read = self._history.is_complete and not self._drains.is_hidden
+        is_read = self._history.is_complete and not self._reader.is_hidden
         return not (self.holds_refs or self._is_known or is_read)
 
     async def decide(self) -> bool:
@@ -183,7 +183,7 @@ class RunDrain:
         if self._is_unknown:
             self._is_reading = True
             try:
-                await self._drains.read(self._info, self)
+                await self._reader.read(self._info, self)
                 self._is_known = True
             finally:
                 self._is_reading = False
@@ -248,7 +248,7 @@ def continues_as_new(completion: WorkflowActivationCompletion) -> bool:
     return any(each.HasField("continue_as_new_workflow_execution") for each in commands)
 
 
-def plain_bytes_max(command_info: Any, *, ends: bool, rolls: bool, has_parent: bool) -> int:
+def get_plain_bytes_max(command_info: Any, *, ends: bool, rolls: bool, has_parent: bool) -> int:
     """Return the size up to which a draining run leaves a value plain for another run's history.
 
     Arguments of the next run, and the result of a run without a parent, are written once. Children

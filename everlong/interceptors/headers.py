@@ -1,7 +1,7 @@
 """Client interceptors: headers on calls to workflows, and the check of new thread ids.
 
-A header is part of the history. So the client adds one only to Everlong's own updates (the time of
-sending) and to workflows that answer a Nexus operation (a mark that keeps their result inline).
+A header is part of the history. Therefore the client adds one only to Everlong's own updates (the time
+of sending) and to workflows that answer a Nexus operation (a mark that keeps their result inline).
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ _SENT: Final = TypeAdapter(Sent)
 class SentTimeInterceptor(client.Interceptor, worker.Interceptor):
     """Carries the time of sending from the client to the update handler.
 
-    With it the time from a message or decision to the thread's step can be measured, including queues,
-    crashes and replays.
+    It is the start of the measured time from a message or decision to the thread's step, including
+    queues, crashes and replays.
     """
 
     def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
@@ -155,7 +155,7 @@ class _ThreadIdOutbound(client.OutboundInterceptor):
         self,
         input: client.StartWorkflowInput,  # noqa: A002
     ) -> client.WorkflowHandle[Any, Any]:
-        _check(input.workflow, input.id)
+        _check_thread_id(input.workflow, input.id)
         return await super().start_workflow(input)
 
     async def start_update_with_start_workflow(
@@ -163,7 +163,7 @@ class _ThreadIdOutbound(client.OutboundInterceptor):
         input: client.StartWorkflowUpdateWithStartInput,  # noqa: A002
     ) -> client.WorkflowUpdateHandle[Any]:
         start = input.start_workflow_input
-        _check(start.workflow, start.id)
+        _check_thread_id(start.workflow, start.id)
         return await super().start_update_with_start_workflow(input)
 
     async def create_schedule(
@@ -172,10 +172,10 @@ class _ThreadIdOutbound(client.OutboundInterceptor):
     ) -> client.ScheduleHandle:
         action = input.schedule.action
         if isinstance(action, client.ScheduleActionStartWorkflow):
-            _check(action.workflow, action.id)
+            _check_thread_id(action.workflow, action.id)
         return await super().create_schedule(input)
 
 
-def _check(workflow: str, thread_id: str) -> None:
+def _check_thread_id(workflow: str, thread_id: str) -> None:
     if workflow == AGENT_WORKFLOW:
         check_new_id(thread_id)

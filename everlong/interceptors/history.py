@@ -1,9 +1,9 @@
 """History of a run: which commands it has recorded, and which bytes workflow code has consumed.
 
-On a replay, Core discards a command if history has its event. If it has not, as when new code issues
-more commands than the old code did, Core sends the command after the replay. So a value may be dropped
-only if its event is known to exist. Events are counted as the history is read, and each command takes
-the next event of its kind and id.
+On a replay, Core discards a command if history has its event. If history does not have it, as when new
+code issues more commands than the old code did, Core sends the command after the replay. So a value may
+be dropped only if its event is known to exist. Events are counted as the history is read, and each
+command takes the next event of its kind and id.
 """
 
 import asyncio
@@ -117,8 +117,8 @@ class Consumption:
         self._bytes = 0
         self._offered: dict[str, int] = {}
 
-    def consumed_bytes(self) -> int:
-        """Return the bytes up to and including the current activation."""
+    def get_bytes(self) -> int:
+        """Return the bytes consumed up to and including the current activation."""
         return self._bytes
 
     def count_jobs(self, activation: WorkflowActivation) -> None:
@@ -186,11 +186,11 @@ class RunHistory:
             self.last_worker.add_event(kind, event)
         events = self._events
         if events is not None and kind in _EVENTS:
-            command, id_of = _EVENTS[kind]
-            events[command, id_of(getattr(event, kind))] += 1
+            command, get_id = _EVENTS[kind]
+            events[command, get_id(getattr(event, kind))] += 1
 
     def finish(self, *, complete: bool) -> None:
-        """Set that no more of the history will be read."""
+        """Note that no more of the history will be read."""
         self._complete = complete
         self._ended.set()
 
@@ -211,7 +211,7 @@ class RunHistory:
         return "eviction" if self.was_evicted else ""
 
     def settle_worker(self, *, is_lost: bool) -> None:
-        """Set whether the last worker is lost. The first call counts."""
+        """Set whether the last worker is lost. Only the first call has an effect."""
         if not self.is_worker_lost.done():
             self.is_worker_lost.set_result(is_lost)
 

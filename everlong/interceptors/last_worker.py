@@ -1,4 +1,4 @@
-"""The last worker of a run, and the look-up whether it went away without a shutdown.
+"""Last worker of a run: asks the server whether it went away without a shutdown.
 
 A killed worker leaves no event in the history of an idle thread. The server sends the next query or task
 to another worker: at once if no worker has polled the sticky queue for 10 s, else after the sticky
@@ -107,7 +107,7 @@ class _Answer:
 
 
 class WorkerLookup:
-    """Asks the server about last workers, for all resumes of this worker. Used in its event loop."""
+    """Look-ups of last workers, for all resumes of this worker. Used in its event loop."""
 
     def __init__(self, client: Client, this_worker: ThisWorker | None = None) -> None:
         self._client = client
@@ -125,13 +125,13 @@ class WorkerLookup:
         if not name or not self._this_worker.has_cache:
             return False
         if worker.version != self._this_worker.version:
-            return False  # A rollout: the old worker may well be alive.
+            return False  # A rollout: the old worker may be alive.
         answer = self._get_answer(name)
         async with answer.lock:
             if time.monotonic() - answer.asked_at >= _KEPT_SECONDS:
                 async with self._requests:
                     asked_at = time.monotonic()
-                    answer.is_lost = await self._ask(worker, queue)
+                    answer.is_lost = await self._request(worker, queue)
                 answer.asked_at = asked_at
             return answer.is_lost
 
@@ -143,7 +143,7 @@ class WorkerLookup:
             del self._answers[next(iter(self._answers))]
         return answer
 
-    async def _ask(self, worker: LastWorker, queue: TaskQueue | None) -> bool:
+    async def _request(self, worker: LastWorker, queue: TaskQueue | None) -> bool:
         try:
             if queue is None:
                 return await self._is_listed_as_running(worker)

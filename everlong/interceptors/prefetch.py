@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # The server logs a warning for larger pages.
 _PAGE_EVENTS: Final = 256
-# Events whose payloads a replay passes to workflow code. Inputs of activities and children are not.
+# Events whose payloads a replay passes to workflow code: not inputs of activities and children.
 _CONSUMED: Final = (
     "workflow_execution_started_event_attributes",
     "activity_task_completed_event_attributes",
@@ -73,7 +73,7 @@ class Prefetcher:
         self._warmer = warmer
         self._workers = WorkerLookup(client, this_worker)
         self._tasks: set[asyncio.Task[None]] = set()
-        # Counted apart: look-ups wait for the server and must not take the slots of prefetches.
+        # Counted separately: look-ups wait for the server and must not take the slots of prefetches.
         self._lookups: set[asyncio.Task[bool]] = set()
 
     def start(self, workflow_id: str, run_id: str, history: RunHistory) -> None:
@@ -97,7 +97,7 @@ class Prefetcher:
         try:
             async with asyncio.timeout(limits.PREFETCH_SECONDS_MAX):
                 await self._fetch(workflow_id, run_id, history)
-        except Exception as error:  # noqa: BLE001 - the decode meets the same fault and reports it
+        except Exception as error:  # noqa: BLE001 - the decode reports the same fault
             logger.debug("a prefetch ended early: %s", type(error).__name__)
         finally:
             history.finish(complete=history.is_complete)
@@ -111,7 +111,7 @@ class Prefetcher:
             WorkflowSerializationContext(namespace=self.client.namespace, workflow_id=workflow_id)
         )
 
-        async def one(payload: Payload) -> None:
+        async def fetch(payload: Payload) -> None:
             nonlocal left_bytes
             async with slots:
                 if left_bytes <= 0:
@@ -134,7 +134,7 @@ class Prefetcher:
                 history.add(event)
                 for payload in walk_consumed_payloads(event):
                     if warmer.is_wanted(payload):
-                        fetches.create_task(one(payload))
+                        fetches.create_task(fetch(payload))
             history.finish(complete=True)
             self._start_lookup(history)
 

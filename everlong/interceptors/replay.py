@@ -1,7 +1,7 @@
 """Replay interceptor: drops recorded values, so that a replay writes nothing to the store.
 
 The SDK converts and encodes every command again on a replay, although Core discards the commands that
-history holds. So arguments that history is known to hold are dropped before conversion, and other
+history holds. Therefore arguments that history is known to hold are dropped before conversion, and other
 recorded values are removed from the completion. A value that history may not hold is kept, since Core
 may send it; the codec keeps it inline if it fits, and stores it only if the completion would exceed the
 server's limit. Local activities are left alone: Core may run them again, and their arguments never leave

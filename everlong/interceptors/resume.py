@@ -1,12 +1,12 @@
-"""Resume spans, and the spans of continue-as-new.
+"""Resume spans, and continue-as-new spans.
 
 A resume is a workflow instance whose first activation replays. It ends with the first activation that
 does not replay (`live`), with a query that it answers (`query`), or because the worker evicted the run
 before either (`evicted`). A first execution and a step on a warm worker are not resumes.
 
 The cause of a resume is recorded apart from its end, since a query may be the first to reach a thread
-after a crash. The causes are those of `RunHistory.cause`; if that is empty, `crash` if
-the run's last worker was lost (`last_worker`), else `new_worker`.
+after a crash. `RunHistory.cause` has the cause. If it is empty, the cause is `crash` if the run's last
+worker was lost (`last_worker`), and else `new_worker`.
 
 The parts of a resume are child spans, one after another, that add up to the resume: history (from the
 server's start of the task until the worker has it), scan (the wait until the worker has read the history
@@ -49,7 +49,7 @@ from everlong.telemetry.spans import (
 )
 
 # The server's clock may differ from ours. A start that is longer ago than any task timeout (10 s by
-# default) is not believed.
+# default) is ignored.
 _TASK_AGE_NS_MAX: Final = 60 * 10**9
 
 PARTS: Final = ("history", "scan", "read", "replay", "command")
@@ -166,8 +166,8 @@ class ResumeHook(ActivationHook):
         self._done = True
         if not self._activations_replayed:
             return  # A first execution: nothing was replayed.
-        times = self._times(end, activation, time.time_ns())
-        attributes = self._attributes(end, activation, times)
+        times = self._measure(end, activation, time.time_ns())
+        attributes = self._build_attributes(end, activation, times)
 
         def emit(is_worker_lost: bool) -> None:
             cause = self._history.cause or ("crash" if is_worker_lost else "new_worker")
@@ -213,8 +213,8 @@ class ResumeHook(ActivationHook):
             resumed = ResumeSummary(seconds * 1000, cause, self._events_replayed)
             self._resumes.last.put(self._info.run_id, resumed)
 
-    def _times(self, end: str, activation: WorkflowActivation, ended_ns: int) -> _Times:
-        started_ns = self._started_ns(activation) if end == "live" else self._arrived_ns
+    def _measure(self, end: str, activation: WorkflowActivation, ended_ns: int) -> _Times:
+        started_ns = self._get_started_ns(activation) if end == "live" else self._arrived_ns
         scheduled_ns = self._history.task.scheduled_ns if end == "live" else 0
         live_ns = ended_ns if end == "evicted" else self._activating_ns
         left_ns = live_ns - self._arrived_ns
@@ -232,7 +232,7 @@ class ResumeHook(ActivationHook):
             ),
         )
 
-    def _started_ns(self, activation: WorkflowActivation) -> int:
+    def _get_started_ns(self, activation: WorkflowActivation) -> int:
         """Return when the server started the task, if its clock is plausible.
 
         That is earlier than the worker's first sight of the task, since the history must arrive first.
@@ -241,11 +241,13 @@ class ResumeHook(ActivationHook):
         is_sound = 0 < self._arrived_ns - started_ns < _TASK_AGE_NS_MAX
         return started_ns if is_sound else self._arrived_ns
 
-    def _attributes(self, end: str, activation: WorkflowActivation, times: _Times) -> Attributes:
+    def _build_attributes(
+        self, end: str, activation: WorkflowActivation, times: _Times
+    ) -> Attributes:
         history, reads = self._history, self._history.reads
         task, prefetched = history.task, history.prefetched
-        # The replay finds prefetched objects in the cache, and those that the first activation read.
-        # Neither were in the cache when the resume began, so they do not count as hits.
+        # The replay finds in the cache what the prefetch and the first activation have read. These
+        # objects were not in the cache when the resume began, so they do not count as hits.
         again = prefetched.hits + prefetched.misses
         hits = prefetched.hits - self._first_misses if again else 0
         return {
@@ -271,9 +273,9 @@ class ResumeHook(ActivationHook):
 class ContinueAsNewHook(ActivationHook):
     """Emits the last spans of the previous run, on the first activation of a run that continues it.
 
-    Those are the continue-as-new span and the part of the turn in that run. The new run emits them,
-    since only its start proves that the previous run was continued. A retried first task emits the same
-    spans again, with the same ids.
+    These are the continue-as-new span and the span of the turn's part in that run. The new run emits
+    them, since only its start proves that the previous run was continued. A retried first task emits the
+    same spans again, with the same ids.
     """
 
     def __init__(self, spans: Spans, info: workflow.Info) -> None:

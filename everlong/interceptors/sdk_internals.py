@@ -197,7 +197,7 @@ def evict(worker: Worker, run_id: str) -> None:
 def starts_for_operation() -> bool:
     """Return whether the workflow that is being started answers a Nexus operation.
 
-    If the SDK does not say, each workflow that an operation's handler starts counts: its result then
+    If the SDK has no such API, each workflow that an operation's handler starts counts: its result then
     stays inline, where the caller can read it.
     """
     if is_on(NEXUS_STARTS):
@@ -214,7 +214,8 @@ def rebuild_runner(runner: WorkflowRunner, new_instance: NewInstance) -> Workflo
     """Return the SDK's runner with its instances created by `new_instance`.
 
     The result is a subclass and a dataclass as the SDK's own: other plugins test for the type, and use
-    `dataclasses.replace`. Another team's runner, and a runner that cannot be rebuilt, stay as they are.
+    `dataclasses.replace`. A runner that is not the SDK's, or that cannot be rebuilt, is returned
+    unchanged.
     """
     if isinstance(runner, HookedRunner) or not is_on(HOOKS):
         return runner
@@ -245,7 +246,7 @@ def pass_through(runner: WorkflowRunner, module: str) -> WorkflowRunner:
 def delegate_rest(wrapper: InstanceT) -> InstanceT:
     """Make a wrapper of workflow instances delegate the methods that it does not define.
 
-    So a method that a newer SDK adds to its instances reaches the instance inside, `_instance`.
+    A method that a newer SDK adds to its instances then reaches the wrapped instance, `_instance`.
     """
 
     def delegate(name: str) -> Callable[..., Any]:
@@ -324,16 +325,16 @@ def _probe_runners() -> None:
     if missing := {"interceptor_classes", "extern_functions"} - details:
         raise AttributeError(f"WorkflowInstanceDetails has no {min(missing)}")
 
-    def unchanged(
+    def create_unchanged(
         details: WorkflowInstanceDetails,
         create: Callable[[WorkflowInstanceDetails], WorkflowInstance],
     ) -> WorkflowInstance:
         return create(details)
 
-    rebuilt = dataclasses.replace(_rebuild_sandboxed(SandboxedWorkflowRunner(), unchanged))
-    if getattr(rebuilt, "new_instance", None) is not unchanged:
+    rebuilt = dataclasses.replace(_rebuild_sandboxed(SandboxedWorkflowRunner(), create_unchanged))
+    if getattr(rebuilt, "new_instance", None) is not create_unchanged:
         raise TypeError("a copy of the sandboxed runner has lost its hooks")
-    _rebuild_unsandboxed(unchanged)
+    _rebuild_unsandboxed(create_unchanged)
 
 
 def _probe_passthrough() -> None:

@@ -238,7 +238,7 @@ def test_an_untested_minor_version_is_a_warning_and_another_major_one_a_failure(
 def test_an_untested_version_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("everlong.plugin.sdk_version", lambda: "1.99.0")
+    monkeypatch.setattr("everlong.plugin.get_sdk_version", lambda: "1.99.0")
     for _ in range(3):
         EverlongPlugin(store="memory:")
     [warning] = [each for each in caplog.messages if "1.99.0" in each]

@@ -33,7 +33,7 @@ from everlong.codecs.refs import is_ref
 from everlong.config import Settings, load_settings
 from everlong.doctor.drain import CodecUsage, CodecUsageReader
 from everlong.errors import ConfigError, ServerUnreachable
-from everlong.interceptors.drain import DrainReader, RunDrain, holds_ref, plain_bytes_max
+from everlong.interceptors.drain import DrainReader, RunDrain, get_plain_bytes_max, holds_ref
 from everlong.interceptors.history import RunHistory
 from everlong.storage.instrumented import count_reads
 from everlong.storage.memory import MemoryBlobStore
@@ -278,7 +278,7 @@ def test_values_for_other_runs_stay_plain_up_to_their_bound(
     info = None
     if command is not None:
         info = SimpleNamespace(command_type=CommandType.Value(f"COMMAND_TYPE_{command}"))
-    assert plain_bytes_max(info, ends=ends, rolls=rolls, has_parent=has_parent) == bound
+    assert get_plain_bytes_max(info, ends=ends, rolls=rolls, has_parent=has_parent) == bound
 
 
 class Rolling:

@@ -28,10 +28,10 @@ def test_results_and_signals_count_but_arguments_and_queries_do_not() -> None:
     activation.jobs.add().query_workflow.arguments.append(payload(1000))
     consumption = Consumption()
     consumption.count_jobs(activation)
-    assert consumption.consumed_bytes() == 123
+    assert consumption.get_bytes() == 123
     consumption.count_accepted_updates(NO_ANSWER)
     consumption.count_jobs(activation)
-    assert consumption.consumed_bytes() == 246
+    assert consumption.get_bytes() == 246
 
 
 def test_an_update_counts_once_it_is_accepted() -> None:
@@ -49,9 +49,9 @@ def test_an_update_counts_once_it_is_accepted() -> None:
     refused.rejected.message = "no"
     consumption = Consumption()
     consumption.count_jobs(activation)
-    assert consumption.consumed_bytes() == 0
+    assert consumption.get_bytes() == 0
     consumption.count_accepted_updates(completion)
-    assert consumption.consumed_bytes() == 50
+    assert consumption.get_bytes() == 50
 
 
 @pytest.mark.guarantee(113)
