@@ -221,7 +221,7 @@ def point_to_embedded(settings: Settings, address: str) -> Settings:
 def drop_temporal_variables() -> dict[str, str]:
     """Return the environment without the user's own Temporal profile, TLS settings and API key.
 
-    Those are for another server than the embedded one; errors in them must not stop it.
+    They are for another server, and errors in them must not stop the embedded one.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TEMPORAL_")}
     return {**kept, "TEMPORAL_CONFIG_FILE": os.devnull}

@@ -36,7 +36,7 @@ async def connect(
 ) -> Client:
     """Connect to Temporal with the plugin; raise `ServerUnreachable` if no server answers.
 
-    An open `store` replaces the one that the settings name.
+    An open `store` replaces the configured one.
     """
     inner = load_codec(settings.codec, "EVERLONG_CODEC")
     plugin = EverlongPlugin(
@@ -101,7 +101,7 @@ def open_configured_providers(settings: Settings, service_name: str) -> Provider
             metrics_protocol=settings.metrics_protocol,
             prometheus_host=host,
             prometheus_port=settings.metrics_port,
-            # Scrapes need no token where the operator has said that the port is guarded otherwise.
+            # No token for scrapes if the operator has declared that the port is protected otherwise.
             prometheus_token="" if settings.metrics_anonymous else settings.token,
         )
     )

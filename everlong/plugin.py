@@ -98,7 +98,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             in memory, within a bound.
         inline_bytes_max: Payloads above this size, after compression, go to the store.
         encoder_bytes_max: Memory in which the encoder keeps what the threads of this process have
-            stored. 128 MiB by default. At least 20 KB a thread, and 300 KB a long one, to be of use.
+            stored; 128 MiB by default. It needs at least 20 KB for a thread, and 300 KB for a long one.
         decode_bytes_max: Bytes that the payloads of one call may decode to together, 512 MiB by default;
             more is rejected. Set less in a server that decodes payloads of untrusted clients.
         sticky_seconds: Time that a workflow task waits for the worker that has its workflow cached,
@@ -284,7 +284,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             await _await_clean_up(self._clean_up(own, tasks))
 
     async def _watch_attributes(self, worker: Worker) -> asyncio.Task[None]:
-        """Ask whether the server has our search attributes, and keep asking until it has."""
+        """Query the server for our search attributes, repeatedly until it has them."""
         found = self._activities.attribute_namespaces.add
         watch = AttributeWatch(lambda: worker.client, found)
         # Awaits the first answer, so that a thread's first step can set its attributes.
@@ -330,7 +330,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         )
 
     def _wrap_codec(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:
-        """Return the codec inside of the outer codec, if there is one."""
+        """Wrap the codec in the outer codec, if there is one."""
         return codec if self._outer_codec is None else OuterCodec(codec, self._outer_codec)
 
     async def _inspect_codec(self, client: Client) -> None:

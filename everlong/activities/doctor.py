@@ -74,7 +74,7 @@ class CheckActivities:
             agents=self._agents,
             store=make_printable(repr(self._packs.store), _STORE_CHARS_MAX),
             inline_bytes_max=self._inline_bytes_max,
-            key_ids=await self._key_ids(),
+            key_ids=await self._list_key_ids(),
             attributes=self._has_attributes(),
             probe=probe,
             payload=payload,
@@ -88,7 +88,7 @@ class CheckActivities:
             raise InvalidKey("the check-up reads only objects that the doctor wrote as probes")
         return await self._packs.store.get(key)
 
-    async def _key_ids(self) -> tuple[str, ...]:
+    async def _list_key_ids(self) -> tuple[str, ...]:
         try:
             keys = await self._packs.keys()
         except EverlongError:  # The key service is down, which the errors above report.

@@ -49,7 +49,7 @@ class SweepActivities:
             client.data_converter.payload_codec,
             self._packs,
             options,
-            index_dir=self._directory(),
+            index_dir=self._get_directory(),
             on_progress=activity.heartbeat,
             archive_due=(
                 None if self.archive_due is None else partial(self.archive_due, client, self._packs)
@@ -59,7 +59,7 @@ class SweepActivities:
         )
         return await run_with_telemetry(sweep, self._telemetry, run_id)
 
-    def _directory(self) -> Path:
+    def _get_directory(self) -> Path:
         if self._index_dir is None:
             self._index_dir = Path(tempfile.mkdtemp(prefix="everlong-sweep-"))
             weakref.finalize(self, shutil.rmtree, self._index_dir, ignore_errors=True)

@@ -56,13 +56,13 @@ class ToolOptions(TypedDict, total=False):
     """Whether a person must approve a call before it runs; or a function that takes the call's arguments
     by name and returns that. If the function raises, approval is required."""
     approvers: list[str]
-    """Who may decide. Default: every user who can reach the thread."""
+    """Names of the users who may decide. Default: every user who can reach the thread."""
     deadline_seconds: float
     """How long to wait for a decision. Default: forever."""
     on_deadline: Literal["deny", "escalate"]
     """What happens at the deadline. `deny` (the default) denies the call, and the model reads that."""
     escalate_to: list[str]
-    """Who may decide after an escalation."""
+    """Names of the users who may decide after an escalation."""
     timeout_seconds: float
     """Timeout of one attempt. Default: `limits.CALL_SECONDS_MAX`."""
     attempts_max: int

@@ -338,7 +338,7 @@ _DONE: Final = _compile_phrases(r"""
     shipped; rotated; arrived; received; no longer (?:needed|open|blocked); never ?mind; cancell?ed;
     solved; sorted; took care of; taken care of; unblocked; settled; checked off
     """)
-# A sentence with one of these reports nothing as done. An ask left open by mistake does less harm.
+# A sentence with one of these reports nothing as done. A request left open by mistake does less harm.
 _UNDONE: Final = _compile_phrases(r"""
     not; \w+n't; never(?! ?mind); no(?! longer); nobody; none; nothing; neither; nor; cannot; unable;
     without; refused; refuses; fails?; failed; failing; yet; almost; nearly; half; part(?:ly|ially)?;
@@ -386,7 +386,7 @@ def is_decision(sentence: str, heading: str, *, by_user: bool) -> bool:
 
 
 def is_continuation(sentence: str) -> bool:
-    """Return whether a sentence continues the one before it, as very short ones mostly do."""
+    """Return whether a sentence continues the previous sentence. Very short ones mostly do."""
     return bool(_CONTINUED.match(sentence)) or sentence.count(" ") < _SHORT_WORDS_MAX
 
 
@@ -418,9 +418,9 @@ def find_stems(sentence: str) -> frozenset[str]:
     return frozenset(word[:5] for word in found if word not in _COMMON and len(word) > 3)
 
 
-def is_about(said: frozenset[str], asked: frozenset[str]) -> bool:
-    """Return whether a sentence that reports an end is about an ask: it has most of its stems."""
-    return len(asked) > 2 and 3 * len(asked & said) >= 2 * len(asked)
+def is_about(report: frozenset[str], request: frozenset[str]) -> bool:
+    """Return whether a report that something is done is about a request: it has most of its stems."""
+    return len(request) > 2 and 3 * len(request & report) >= 2 * len(request)
 
 
 def _split_line(line: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ _SENTENCE_BYTES_MAX: Final = 400
 _PROSE_BYTES_MAX: Final = 260
 _DECISION_BYTES_MAX: Final = 600
 # Bytes of one entry's sentences before the rest counts as prose: a user may paste a whole log.
-_SAID_BYTES_MAX: Final = 2048
+_SENTENCES_BYTES_MAX: Final = 2048
 # Bytes of one entry's refs: a dump of 10,000 ids must not displace all earlier notes.
 _REFS_BYTES_MAX: Final = 4096
 _NUMBERS_MAX: Final = 64
@@ -103,7 +103,7 @@ def format_approval_prefix(approval_id: str) -> str:
 
 
 def build_entry_note(entry: Entry, asked: str = "") -> Note | None:
-    """Return the note of an entry without a message, or None if it is not worth one.
+    """Return the note of an entry without a message, or None if it needs no note.
 
     `asked` is the call that a decision is about, from the approval's note.
     """
@@ -138,29 +138,29 @@ def build_entry_note(entry: Entry, asked: str = "") -> Note | None:
 
 def _build_sentence_notes(kept: Kept, text: str) -> Iterator[Note]:
     """Yield the sentences of a text as notes. A decision and its reason stay in one note."""
-    room = _SAID_BYTES_MAX
-    for kind, said in _join_sentences(kept, text):
+    room = _SENTENCES_BYTES_MAX
+    for kind, joined in _join_sentences(kept, text):
         if kind not in _CUED:
-            room -= utf8_bytes(said)
-        yield _build_sentence_note(kept, kind if room >= 0 or kind in _CUED else "prose", said)
+            room -= utf8_bytes(joined)
+        yield _build_sentence_note(kept, kind if room >= 0 or kind in _CUED else "prose", joined)
 
 
 def _join_sentences(kept: Kept, text: str) -> Iterator[tuple[NoteKind, str]]:
     kind: NoteKind = "prose"
-    said = ""
+    joined = ""
     for sentence, heading in split_sentences(text):
         now = _classify(kept, sentence, heading)
-        fits = said and utf8_bytes(said) + utf8_bytes(sentence) < _SENTENCE_BYTES_MAX
-        if fits and is_answer(sentence, said):
-            kind, said = now, f"{said} {sentence}"
+        fits = joined and utf8_bytes(joined) + utf8_bytes(sentence) < _SENTENCE_BYTES_MAX
+        if fits and is_answer(sentence, joined):
+            kind, joined = now, f"{joined} {sentence}"
         elif fits and (now == kind == "decision" or _continues(kind, now, sentence)):
-            said = f"{said} {sentence}"
+            joined = f"{joined} {sentence}"
         else:
-            if said:
-                yield kind, said
-            kind, said = now, sentence
-    if said:
-        yield kind, said
+            if joined:
+                yield kind, joined
+            kind, joined = now, sentence
+    if joined:
+        yield kind, joined
 
 
 def _continues(before: NoteKind, kind: NoteKind, sentence: str) -> bool:
@@ -223,8 +223,8 @@ _SENTENCES: Final = ("open", "decision", "asked", "remark", "prose")
 _WHOLE_PAIRS: Final = 0.1
 # Number of seqs that the line of equal calls names, the newest ones.
 _SEQS_MAX: Final = 12
-# Open asks that a sentence is compared with: more than are ever shown, though there may be thousands.
-_OPEN_HEARD_MAX: Final = 256
+# Open requests that a sentence is compared with: more than are ever shown, of maybe thousands.
+_OPEN_COMPARED_MAX: Final = 256
 
 
 class Ledger:
@@ -245,26 +245,26 @@ class Ledger:
         self._notes[key] = note
         self._open.pop(key, None)
         if note.kind == "open":
-            # Only the first sentence identifies the ask; the sentences after it merely explain it.
+            # Only the first sentence identifies the request; the sentences after it merely explain it.
             first = next((sentence for sentence, _ in split_sentences(note.text)), "")
             self._open[key] = find_stems(first)
         if note.kind in _SENTENCES:
             self.close_done(note.text, note.seq)
 
     def close_done(self, text: str, seq: int) -> None:
-        """Close the open asks before an entry that a sentence of its text reports as done."""
+        """Close the open requests before an entry that a sentence of its text reports as done."""
         if not self._open:
             return
         for sentence, _ in split_sentences(text):
             if not is_done(sentence):
                 continue
-            said = find_stems(sentence)
-            for key in list(itertools.islice(reversed(self._open), _OPEN_HEARD_MAX)):
-                if self._notes[key].seq < seq and is_about(said, self._open[key]):
+            report = find_stems(sentence)
+            for key in list(itertools.islice(reversed(self._open), _OPEN_COMPARED_MAX)):
+                if self._notes[key].seq < seq and is_about(report, self._open[key]):
                     self._close(key, "asked")
 
     def close_stale(self, prefix: str, seq: int) -> None:
-        """Close the open asks with a prefix that come before an entry."""
+        """Close the open requests with a prefix that come before an entry."""
         for key in list(self._open):
             if self._notes[key].seq < seq and self._notes[key].text.startswith(prefix):
                 self._close(key, "prose")
@@ -274,7 +274,7 @@ class Ledger:
         del self._open[key]
 
     def settle(self, prefix: str) -> str:
-        """Remove the open ask with a prefix; return the rest of its text."""
+        """Remove the open request with a prefix; return the rest of its text."""
         for key in self._open:
             if self._notes[key].text.startswith(prefix):
                 del self._open[key]

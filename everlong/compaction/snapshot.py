@@ -17,7 +17,7 @@ from everlong.models import Entry, Fact, Kind, Message
 NoteKind = Literal[
     "open", "decision", "asked", "pair", "remark", "ref", "mention", "number", "prose"
 ]
-"""`open`: an ask that waits for something. `decision`: something decided. `asked`: other words of the
+"""`open`: a request that waits for something. `decision`: something decided. `asked`: other words of the
 user. `pair`: a tool call with its outcome. `remark`: words of the agent that may matter. `ref`: a
 path, a command or an id. `mention`: a ref in bulk output. `number`: a number with the words around it.
 `prose`: other words of the agent."""

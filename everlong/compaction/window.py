@@ -143,8 +143,8 @@ def _cut_head(group: Group, bytes_max: int) -> Group:
     )
     if calls != head.message.tool_calls:
         message = dataclasses.replace(head.message, tool_calls=calls, native=None)
-        said = get_call_lines(group.head)
-        head = dataclasses.replace(head, message=message, noted=True, calls=said)
+        lines = get_call_lines(group.head)
+        head = dataclasses.replace(head, message=message, noted=True, calls=lines)
     return Group(head, group.results)
 
 

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from everlong import limits
 from everlong.policy.policy import Policy
 
-# As many as one reply may call, so that calls which all fail in every step are all remembered.
+# The calls of one reply, so that a step whose calls all fail is remembered as a whole.
 _FAILURES_MAX: Final = limits.TOOL_CALLS_MAX
 _RECENT_MAX: Final = 8
 

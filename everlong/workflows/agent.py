@@ -152,7 +152,7 @@ class AgentWorkflow:
                 or thread.roll_reason() is not None
             )
 
-        timeout = self._seconds_to_wait()
+        timeout = self._get_seconds_to_wait()
         is_time = False
         self._is_idle = True
         try:
@@ -166,7 +166,7 @@ class AgentWorkflow:
         if is_time:
             await self._handle_timeout()
 
-    def _seconds_to_wait(self) -> float | None:
+    def _get_seconds_to_wait(self) -> float | None:
         """Return the time until the next timer of the thread is due; None if no timer is set."""
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()

@@ -296,7 +296,7 @@ class Thread:
         await self._flush()
         compact = Compact(
             context=self.context(),
-            keep_from_seq=self._first_open_seq(),
+            keep_from_seq=self._find_first_open_seq(),
             context_tokens=self.state.context_tokens,
             reason=reason,
             due_ms=self.state.compaction_due_ms,
@@ -315,7 +315,7 @@ class Thread:
         self.state = transitions.apply_compaction(self.state, done, reason, self.now_ms())
         return done.after_bytes < done.before_bytes
 
-    def _first_open_seq(self) -> int:
+    def _find_first_open_seq(self) -> int:
         """Return the seq of the first entry that a compaction must not change.
 
         In a turn, that is the newest reply: providers require it and its results unchanged, including
