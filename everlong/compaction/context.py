@@ -181,8 +181,8 @@ def has_expired(kind: Kind, time_ms: int, policy: Policy, now_ms: int) -> bool:
 def get_note_expiry_ms(note: Note, policy: Policy) -> int | None:
     """Return when a note expires, or None for never.
 
-    Open requests and decisions stay. So does the line of a tool call, which says where the expired result
-    is.
+    Open requests and decisions stay. So does the line of a tool call, which names the entry with the
+    expired result.
     """
     if note.kind in ("open", "decision", "pair"):
         return None
