@@ -18,7 +18,7 @@ from typing import Final
 
 from pydantic_core import to_json
 
-from everlong.archive import Facts, Manifest, StoredArchive, new_archive_id, restore, writer
+from everlong.archive import Facts, Manifest, StoredArchive, make_archive_id, restore, writer
 from everlong.console import out
 from everlong.format import format_bytes
 from everlong.models import (
@@ -99,7 +99,7 @@ async def measure_sizes(packs: PackStore, head: SegmentRef, folder: Path) -> Siz
     journal = Journal(packs, thread_key(NAMESPACE, THREAD_ID))
     path = folder / "entries.json.gz"
     with gzip.open(path, "wb") as file:
-        async for rows in writer.journal_rows(journal, head):
+        async for rows in writer.iter_rows(journal, head):
             for row in rows:
                 # Each message once, as in the archive.
                 line = to_json(dataclasses.replace(row, shown=None)) + b"\n"
@@ -123,7 +123,7 @@ def make_facts(head: SegmentRef, steps: int) -> Facts:
     )
     now_ms = time.time_ns() // 1_000_000
     return Facts(
-        archive_id=new_archive_id(now_ms, b"\0\0\0\0"),
+        archive_id=make_archive_id(now_ms, b"\0\0\0\0"),
         thread_id=THREAD_ID,
         namespace=NAMESPACE,
         thread=thread_key(NAMESPACE, THREAD_ID),

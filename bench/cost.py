@@ -27,7 +27,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from bench.cost_actions import Cost, cost_of, histories, requests
 from bench.report import Report, Series, finish, machine
 from everlong import Agent, EverlongPlugin, Policy, Reply, ThreadStart, tool
-from everlong.client.status import pending
+from everlong.client.status import list_pending
 from everlong.embedded import start_server
 from everlong.embedded.server import find_free_port
 from everlong.models import (
@@ -198,7 +198,7 @@ class EverlongVariant:
 
     async def approve(self, thread_id: str) -> None:
         """See `Variant`."""
-        [waiting] = await pending(self.client, thread_id)
+        [waiting] = await list_pending(self.client, thread_id)
         decide = Decide(id=waiting.id, approve=True, by="bench")
         await self.client.get_workflow_handle(thread_id).execute_update(DECIDE_UPDATE, decide)
 

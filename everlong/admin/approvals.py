@@ -9,7 +9,7 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.admin.entries import EntrySummary, summarise_entry
 from everlong.client.lookup import ANSWER_SECONDS_MAX
-from everlong.client.status import arguments_of, journal_of, pending, status
+from everlong.client.status import list_pending, load_arguments, open_journal, read_status
 from everlong.client.visibility import ThreadRow, read_rows
 from everlong.errors import EverlongError, NoWorker
 from everlong.models import AGENT_WORKFLOW, Approval
@@ -102,7 +102,7 @@ async def list_thread_approvals(
     return tuple(
         [
             await _load_approval(client, packs, thread_id, "", approval)
-            for approval in await pending(client, thread_id)
+            for approval in await list_pending(client, thread_id)
         ]
     )
 
@@ -112,7 +112,7 @@ async def _load_thread_approvals(
 ) -> list[WaitingApproval]:
     return [
         await _load_approval(client, packs, row.thread_id, row.agent, approval)
-        for approval in await pending(client, row.thread_id)
+        for approval in await list_pending(client, row.thread_id)
     ]
 
 
@@ -122,7 +122,7 @@ async def _load_approval(
     arguments, problem = approval.arguments, ""
     context: tuple[EntrySummary, ...] = ()
     try:
-        arguments = await arguments_of(client, packs, thread_id, approval)
+        arguments = await load_arguments(client, packs, thread_id, approval)
     except EverlongError as error:
         problem = f"Only the beginning of the arguments can be shown: {error}"
     try:
@@ -147,8 +147,8 @@ async def _load_context(
 ) -> tuple[EntrySummary, ...]:
     """Return the entries before the call, up to the reply that requests it."""
     seq = int(approval.id.partition("-")[0])
-    head = (await status(client, thread_id)).head
-    entries = await journal_of(client, packs, thread_id).read(
+    head = (await read_status(client, thread_id)).head
+    entries = await open_journal(client, packs, thread_id).read(
         head, max(1, seq - _CONTEXT_ENTRIES + 1), seq
     )
     return tuple(map(summarise_entry, entries))

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from temporalio.client import Client
 from temporalio.common import TypedSearchAttributes
 
-from everlong.client.thread_index import IndexFigures, ThreadIndex
+from everlong.client.thread_index import FleetTotals, ThreadIndex
 from everlong.client.threads import Directory
 from everlong.client.visibility import ThreadRow, read_rows
 from everlong.doctor.checks import check_store
@@ -98,7 +98,7 @@ async def load_fleet(directory: Directory, last_sweep: SweepReport | None = None
 
 
 # Views by index, computed once for each reading: every reading makes a new figures object.
-_INDEX_VIEWS: Final[WeakKeyDictionary[ThreadIndex, tuple[IndexFigures, FleetView]]] = (
+_INDEX_VIEWS: Final[WeakKeyDictionary[ThreadIndex, tuple[FleetTotals, FleetView]]] = (
     WeakKeyDictionary()
 )
 

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.archive import manifest as manifests
 from everlong.client.lookup import ANSWER_SECONDS_MAX, ThreadLookup, look_up
-from everlong.client.status import pending
+from everlong.client.status import list_pending
 from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError
 from everlong.models import Approval, ThreadCard, ThreadStatus, thread_key
@@ -185,7 +185,7 @@ async def load_overview(
     is_gone = found.archive is not None
     if status is not None and status.pending and not is_gone:
         with contextlib.suppress(EverlongError):  # The next refresh shows them.
-            waiting = tuple(await pending(client, thread_id))
+            waiting = tuple(await list_pending(client, thread_id))
     shown: tuple[Gauge, ...] = ()
     if status is not None and not is_gone:
         shown = measure_limits(

@@ -9,8 +9,8 @@ from temporalio.client import Client
 from everlong.archive import manifest as manifests
 from everlong.client.archives import ArchivePlan, Then, plan_archive
 from everlong.client.lookup import ThreadLookup, look_up
-from everlong.client.status import pending
-from everlong.client.time_travel import Past, archive_of
+from everlong.client.status import list_pending
+from everlong.client.time_travel import Timeline, open_archive
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
 from everlong.format import format_bytes, format_count, format_setting
 from everlong.models import ThreadStatus, thread_key
@@ -79,8 +79,8 @@ async def preview_action(
 async def _preview_compact(client: Client, packs: PackStore, found: ThreadLookup) -> Preview:
     if found.status is None or found.head is None:
         return _preview_nothing(found, "compact", "has no context yet")
-    past = await Past.open(client, packs, found.thread_id)
-    before_bytes, after_bytes = await past.compacted(found.last_seq)
+    past = await Timeline.open(client, packs, found.thread_id)
+    before_bytes, after_bytes = await past.estimate_compaction(found.last_seq)
     if after_bytes >= before_bytes:
         sentence = (
             f"The context has {format_bytes(before_bytes)}, and a compaction would not make it smaller. "
@@ -112,8 +112,8 @@ async def _preview_fork(
     client: Client, packs: PackStore, found: ThreadLookup, given: Mapping[str, Any]
 ) -> Preview:
     seq = _parse_seq(given, found.last_seq)
-    past = await Past.open(client, packs, found.thread_id)
-    scene = await past.scene(seq)
+    past = await Timeline.open(client, packs, found.thread_id)
+    scene = await past.load_scene(seq)
     sentence = (
         f"A new thread begins as this one was after entry {seq}: its model reads "
         f"{format_bytes(scene.context_bytes)} of context. It shares what is stored, and waits for a "
@@ -249,12 +249,12 @@ async def _preview_revive(
     client: Client, packs: PackStore, found: ThreadLookup, given: Mapping[str, Any]
 ) -> Preview:
     archive_id = given.get("archive_id") or None
-    archive = await archive_of(client, packs, found.thread_id, archive_id and str(archive_id))
+    archive = await open_archive(client, packs, found.thread_id, archive_id and str(archive_id))
     if archive is None:
         raise ArchiveNotFound(f"thread {found.thread_id!r} has no archive")
-    manifest, past = archive.manifest, Past.archived(archive)
+    manifest, past = archive.manifest, Timeline.from_archive(archive)
     seq = _parse_seq(given, manifest.entries)
-    scene = await past.scene(seq)
+    scene = await past.load_scene(seq)
     sentence = (
         f"A new thread begins as archive {manifest.archive_id} has it, up to entry {seq:,}: its model "
         f"reads {format_bytes(scene.context_bytes)} of context. It gets packs of its own, and waits for "
@@ -288,7 +288,7 @@ async def _preview_decide(client: Client, found: ThreadLookup, given: Mapping[st
         raise DecisionRefused(f"thread {found.thread_id!r} has ended and takes no decision")
     # Only a worker knows which approvals are pending.
     if found.status is not None:
-        ids = [each.id for each in await pending(client, found.thread_id)]
+        ids = [each.id for each in await list_pending(client, found.thread_id)]
         if approval_id not in ids:
             raise DecisionRefused(
                 f"there is no approval {approval_id!r}; pending approvals are {ids}"

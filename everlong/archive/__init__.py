@@ -1,7 +1,6 @@
 """Archives: a thread's whole journal as one Parquet file that any tool can read."""
 
-from everlong.archive.freed import Freed
-from everlong.archive.manifest import Facts, Manifest, new_archive_id
+from everlong.archive.manifest import Facts, Freed, Manifest, make_archive_id
 from everlong.archive.reader import ArchivedJournal, StoredArchive
 from everlong.archive.writer import Progress
 
@@ -12,5 +11,5 @@ __all__ = [
     "Manifest",
     "Progress",
     "StoredArchive",
-    "new_archive_id",
+    "make_archive_id",
 ]

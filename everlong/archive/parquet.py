@@ -75,7 +75,7 @@ def to_table(rows: Sequence[Row]) -> "pa.Table":
         if name not in {"time", "tool_calls", *_STEP}
     }
     columns["time"] = [row.time_ms for row in rows]
-    columns["tool_calls"] = [_calls(row) for row in rows]
+    columns["tool_calls"] = [_to_calls(row) for row in rows]
     for name in _STEP:
         field = name.removeprefix("step_")
         columns[name] = [None if row.step is None else getattr(row.step, field) for row in rows]
@@ -83,7 +83,7 @@ def to_table(rows: Sequence[Row]) -> "pa.Table":
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _calls(row: Row) -> list[dict[str, str]] | None:
+def _to_calls(row: Row) -> list[dict[str, str]] | None:
     return [dataclasses.asdict(call) for call in row.tool_calls] or None
 
 
@@ -99,14 +99,14 @@ def to_rows(table: "pa.Table") -> list[Row]:
             for calls in table.column("tool_calls").to_pylist()
         ]
     if "step_number" in table.column_names:
-        columns["step"] = _steps({name: table.column(name).to_pylist() for name in _STEP})
+        columns["step"] = _to_steps({name: table.column(name).to_pylist() for name in _STEP})
     return [
         Row(**dict(zip(columns, values, strict=True)))
         for values in zip(*columns.values(), strict=True)
     ]
 
 
-def _steps(columns: dict[str, list[Any]]) -> list[StepInfo | None]:
+def _to_steps(columns: dict[str, list[Any]]) -> list[StepInfo | None]:
     fields = [name.removeprefix("step_") for name in columns]
     return [
         None if values[0] is None else StepInfo(**dict(zip(fields, values, strict=True)))
@@ -118,7 +118,7 @@ class ArchiveWriter:
     """Writes rows to a file. With a key, the whole file is sealed by Parquet's own encryption."""
 
     def __init__(self, path: Path, facts: str, key: bytes | None) -> None:
-        sealed = {} if key is None else {"encryption_properties": _sealing(key)}
+        sealed = {} if key is None else {"encryption_properties": _make_sealing(key)}
         self._writer = pq.ParquetWriter(
             path,
             SCHEMA,
@@ -155,7 +155,7 @@ class ArchiveWriter:
         self._writer.close()
 
 
-def _sealing(key: bytes) -> Any:
+def _make_sealing(key: bytes) -> Any:
     return encryption.create_encryption_properties(footer_key=key)
 
 

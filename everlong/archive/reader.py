@@ -1,13 +1,13 @@
 """Archive reader: fetches only the requested row groups and columns, as ranges of the file."""
 
 import asyncio
+import hashlib
 import io
 import os
 import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
-from everlong.archive.digests import read_footer
 from everlong.archive.manifest import Facts, Manifest, check_sealed, parse_facts
 from everlong.archive.schema import Row, read_body, read_message, to_entry
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
@@ -108,7 +108,7 @@ class StoredArchive:
 
         key = await derive_file_key(packs, manifest)
         store = store or packs.store
-        footer = await read_footer(store, manifest)
+        footer = await _read_footer(store, manifest)
         source = StoreFile(store, manifest.file_key, manifest.size_bytes, footer)
         file = await run_in_thread(ArchiveFile, source, key)
         facts = parse_facts(file.facts, manifest)
@@ -254,6 +254,18 @@ class ArchivedJournal:
     async def snapshot(self, head: SegmentRef, entry: Entry) -> bytes:
         """See `Journal`."""
         return await self.archive.snapshot(entry.seq)
+
+
+async def _read_footer(store: BlobStore, manifest: Manifest) -> bytes:
+    """Return the footer of the file. Raises `BlobCorrupt` if it is damaged."""
+    start = max(0, manifest.size_bytes - manifest.footer_bytes)
+    footer = await store.get_range(manifest.file_key, start, manifest.footer_bytes)
+    if hashlib.sha256(footer).hexdigest() != manifest.footer_sha256:
+        raise BlobCorrupt(
+            f"the footer of archive {manifest.file_key!r} is not what was written: the file is damaged. "
+            "Restore it from a backup of the store."
+        )
+    return footer
 
 
 async def derive_file_key(packs: PackStore, manifest: Manifest) -> bytes | None:

@@ -74,10 +74,10 @@ def to_row(entry: Entry, body: Body | None, shown: Body | None, snapshot: bytes 
         cost_usd=entry.cost_usd,
         step=entry.step,
     )
-    return row if body is None else _with_message(row, entry, body, shown)
+    return row if body is None else _add_message(row, entry, body, shown)
 
 
-def _with_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row:
+def _add_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row:
     stored = None if shown is None else to_json(shown).decode()
     try:
         message = to_message(entry, body)
@@ -103,15 +103,15 @@ def _with_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row
 def read_body(row: Row, *, whole: bool) -> Body:
     """Return the message of a row as it was stored: whole, or the part that the model is shown."""
     if not whole and row.shown is not None:
-        return _shown_body(row, _parse(row, row.shown))
+        return _restore_shown(row, _parse(row, row.shown))
     if row.body is not None:
         return _parse(row, row.body)
     if row.role is None:
         raise ValueError(f"entry {row.seq}, a {row.kind}, is not a message")
-    return _body(row, row.text or "")
+    return _build_body(row, row.text or "")
 
 
-def _body(row: Row, text: str) -> Body:
+def _build_body(row: Row, text: str) -> Body:
     return build_body(
         Message(
             role=row.role or "",
@@ -125,20 +125,20 @@ def _body(row: Row, text: str) -> Body:
 
 def _cut(shown: str, whole: str) -> dict[str, Any]:
     """Return a shortened text as a cut of the whole: lengths of head and tail, and the text between."""
-    head = _alike(shown, whole)
+    head = _count_common(shown, whole)
     # The tail is searched in the rest of both, so that head and tail do not overlap.
     left, rest = shown[head:], whole[head:]
-    tail = _alike(left[::-1], rest[::-1])
+    tail = _count_common(left[::-1], rest[::-1])
     return {"head": head, "middle": left[: len(left) - tail], "tail": tail}
 
 
-def _alike(one: str, other: str) -> int:
+def _count_common(one: str, other: str) -> int:
     """Return the length of the common prefix of two texts."""
     both = zip(one, other, strict=False)
     return next((at for at, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
 
 
-def _shown_body(row: Row, shown: Body) -> Body:
+def _restore_shown(row: Row, shown: Body) -> Body:
     if "head" not in shown:
         return shown
     text = row.text or ""
@@ -147,7 +147,7 @@ def _shown_body(row: Row, shown: Body) -> Body:
         less = text[:head] + middle + text[len(text) - tail :]
     except (KeyError, TypeError):
         raise BlobCorrupt(f"entry {row.seq} of an archive has an invalid `shown` column") from None
-    return _body(row, less)
+    return _build_body(row, less)
 
 
 def to_entry(row: Row, original: Ref | None = None) -> Entry:

@@ -7,6 +7,7 @@ which no listing shows; it is deleted when the thread is archived again a day or
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,10 +15,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from everlong import limits
-from everlong.archive import digests
 from everlong.archive import manifest as manifests
-from everlong.archive.digests import Digests
-from everlong.archive.manifest import FILE, MANIFEST, PREFIX, Facts, Manifest, archive_key
+from everlong.archive.manifest import FILE, MANIFEST, PREFIX, Facts, Manifest, make_archive_key
 from everlong.archive.reader import StoredArchive
 from everlong.archive.schema import Row, has_snapshot, to_row
 from everlong.errors import BlobCorrupt, BlobMissing, ConfigError
@@ -29,6 +28,11 @@ from everlong.storage.keys import ARCHIVE_PURPOSE, SALT_BYTES, Keys
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
+
+# A file ends with the footer, its length in 4 bytes, and 4 magic bytes: sealed or plain.
+_END_BYTES: Final = 8
+_READ_BYTES: Final = 8 * limits.MIB
+
 
 # Bounds of one read: entries, and bytes of messages. A single message may have 64 MiB. So with an
 # unfinished row group, writing an archive takes a few hundred MiB of memory at most.
@@ -45,7 +49,7 @@ def ignore_progress(_what: str, _done: int, _total: int) -> None:
     """Ignore progress."""
 
 
-async def journal_rows(
+async def iter_rows(
     journal: JournalReader, head: SegmentRef | None, *, snapshots: bool = True
 ) -> AsyncIterator[list[Row]]:
     """Yield the rows of a journal, in batches of bounded bytes.
@@ -56,11 +60,11 @@ async def journal_rows(
     newest = await journal.last(head, Kind.COMPACTION) if snapshots else None
     for from_seq in range(1, last_seq + 1, _SCAN_ENTRIES):
         entries = await journal.read(head, from_seq, min(last_seq, from_seq + _SCAN_ENTRIES - 1))
-        for batch in _batches(entries):
-            yield await _rows(journal, head, batch, newest)
+        for batch in _split_batches(entries):
+            yield await _build_rows(journal, head, batch, newest)
 
 
-def _batches(entries: Sequence[Entry]) -> list[list[Entry]]:
+def _split_batches(entries: Sequence[Entry]) -> list[list[Entry]]:
     batches: list[list[Entry]] = []
     size_bytes = _BATCH_BYTES
     for entry in entries:
@@ -73,7 +77,7 @@ def _batches(entries: Sequence[Entry]) -> list[list[Entry]]:
     return batches
 
 
-async def _rows(
+async def _build_rows(
     journal: JournalReader,
     head: SegmentRef | None,
     entries: Sequence[Entry],
@@ -89,12 +93,12 @@ async def _rows(
     for entry in entries:
         snapshot = None
         if entry.kind == Kind.COMPACTION and head is not None and newest is not None:
-            snapshot = await _snapshot(journal, head, entry, newest)
+            snapshot = await _read_snapshot(journal, head, entry, newest)
         rows.append(to_row(entry, bodies.get(entry.seq), shorts.get(entry.seq), snapshot))
     return rows
 
 
-async def _snapshot(
+async def _read_snapshot(
     journal: JournalReader, head: SegmentRef, entry: Entry, newest: Entry
 ) -> bytes | None:
     """Return the snapshot of a compaction. Older ones may be deleted: no thread resumes from them."""
@@ -116,19 +120,19 @@ async def write(
     packs: PackStore, journal: JournalReader, facts: Facts, on_progress: Progress = ignore_progress
 ) -> Manifest:
     """Write an archive of a journal, verify it, then write and return its manifest."""
-    store = _uncached(packs.store)
+    store = _strip_cache(packs.store)
     keys = await packs.keys()
     salt = os.urandom(SALT_BYTES) if keys is not None else b""
     key = None if keys is None else keys.derive(keys.active, ARCHIVE_PURPOSE, salt)
     with tempfile.TemporaryDirectory(prefix="everlong-archive-") as folder:
         path = Path(folder, "archive.parquet")
         span = await _write_file(path, journal, facts, key, on_progress)
-        written = await run_in_thread(digests.hash_file, path)
-        manifest = _manifest(facts, span, keys, salt, written)
+        written = await run_in_thread(_hash_file, path)
+        manifest = _build_manifest(facts, span, keys, salt, written)
         await put_file(store, manifest.file_key, path)
     await verify(packs, journal, facts.status.head, manifest, on_progress)
     listed = manifests.dump(manifest, keys)
-    place = archive_key(facts.thread, facts.archive_id, MANIFEST)
+    place = make_archive_key(facts.thread, facts.archive_id, MANIFEST)
     loaded = manifests.load(listed, place)  # A manifest that would be unreadable is not written.
     await store.put(place, listed)
     return loaded
@@ -152,6 +156,28 @@ class _Span:
                 self.snapshots_missing += row.snapshot is None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Digests:
+    """Sizes and digests of a file, as its manifest has them."""
+
+    size_bytes: int
+    sha256: str
+    footer_bytes: int
+    footer_sha256: str
+
+
+def _hash_file(path: Path) -> _Digests:
+    """Return the digests of a file on disk after its writer has closed it."""
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(size_bytes - _END_BYTES)
+        footer_bytes = int.from_bytes(file.read(4), "little") + _END_BYTES
+        file.seek(size_bytes - footer_bytes)
+        footer_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return _Digests(size_bytes, sha256, footer_bytes, footer_sha256)
+
+
 async def _write_file(
     path: Path, journal: JournalReader, facts: Facts, key: bytes | None, on_progress: Progress
 ) -> _Span:
@@ -160,7 +186,7 @@ async def _write_file(
 
     span = _Span()
     writer = await run_in_thread(ArchiveWriter, path, manifests.dump_facts(facts), key)
-    async for rows in journal_rows(journal, facts.status.head):
+    async for rows in iter_rows(journal, facts.status.head):
         span.add(rows)
         await run_in_thread(writer.add, rows)
         on_progress("written", rows[-1].seq, facts.entries)
@@ -168,11 +194,11 @@ async def _write_file(
     return span
 
 
-def _manifest(
-    facts: Facts, span: _Span, keys: Keys | None, salt: bytes, written: Digests
+def _build_manifest(
+    facts: Facts, span: _Span, keys: Keys | None, salt: bytes, written: _Digests
 ) -> Manifest:
     return Manifest(
-        **manifests.manifest_fields(facts, is_sealed=keys is not None),
+        **manifests.build_manifest_fields(facts, is_sealed=keys is not None),
         first_ms=span.first_ms,
         last_ms=span.last_ms,
         snapshot_seq=span.snapshot_seq,
@@ -186,6 +212,18 @@ def _manifest(
     )
 
 
+async def _hash_stored(store: BlobStore, manifest: Manifest) -> tuple[int, str]:
+    """Return the size and the digest of the file in the store."""
+    digest, at = hashlib.sha256(), 0
+    while at <= manifest.size_bytes:
+        data = await store.get_range(manifest.file_key, at, _READ_BYTES)
+        if not data:
+            break
+        await run_in_thread(digest.update, data)
+        at += len(data)
+    return at, digest.hexdigest()
+
+
 async def verify(
     packs: PackStore,
     journal: JournalReader | None,
@@ -194,9 +232,9 @@ async def verify(
     on_progress: Progress = ignore_progress,
 ) -> StoredArchive:
     """Check an archive in its store: every byte, and every row against the journal's, if given."""
-    store = _uncached(packs.store)
-    if await digests.hash_stored(store, manifest) != (manifest.size_bytes, manifest.sha256):
-        raise _mismatch(manifest, "its bytes differ from those that were written")
+    store = _strip_cache(packs.store)
+    if await _hash_stored(store, manifest) != (manifest.size_bytes, manifest.sha256):
+        raise _make_mismatch_error(manifest, "its bytes differ from those that were written")
     archive = await StoredArchive.open(packs, manifest, store)
     if journal is not None:
         await _compare(archive, journal, head, on_progress)
@@ -207,20 +245,20 @@ async def _compare(
     archive: StoredArchive, journal: JournalReader, head: SegmentRef | None, on_progress: Progress
 ) -> None:
     """Compare every row with the journal's. One row group is in memory at a time, fetched once."""
-    manifest, stored, span = archive.manifest, _stored_rows(archive), _Span()
-    async for rows in journal_rows(journal, head):
+    manifest, stored, span = archive.manifest, _iter_stored_rows(archive), _Span()
+    async for rows in iter_rows(journal, head):
         span.add(rows)
         for row in rows:
             if row != await anext(stored, None):
-                raise _mismatch(manifest, f"entry {row.seq} differs")
+                raise _make_mismatch_error(manifest, f"entry {row.seq} differs")
         on_progress("verified", rows[-1].seq, manifest.entries)
     if await anext(stored, None) is not None:
-        raise _mismatch(manifest, "it has more entries")
+        raise _make_mismatch_error(manifest, "it has more entries")
     if any(getattr(manifest, name) != value for name, value in vars(span).items()):
-        raise _mismatch(manifest, "times or snapshots in its manifest differ")
+        raise _make_mismatch_error(manifest, "times or snapshots in its manifest differ")
 
 
-async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
+async def _iter_stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
     for first_seq, count in archive.file.groups:
         for row in await run_in_thread(archive.file.read, first_seq, first_seq + count - 1):
             yield row
@@ -236,7 +274,7 @@ async def delete_orphans(store: BlobStore, thread: str, now_ms: int) -> int:
         elif name.endswith(FILE):
             files.append(name.removesuffix(FILE))
     gone = [
-        archive_key(thread, each, FILE)
+        make_archive_key(thread, each, FILE)
         for each in files
         if each not in listed and _is_old(each, now_ms)
     ]
@@ -247,17 +285,17 @@ async def delete_orphans(store: BlobStore, thread: str, now_ms: int) -> int:
 
 def _is_old(archive_id: str, now_ms: int) -> bool:
     try:
-        return manifests.archive_ms(archive_id) < now_ms - _LEFT_BEHIND_MS
+        return manifests.parse_archive_ms(archive_id) < now_ms - _LEFT_BEHIND_MS
     except ValueError:  # Not a file of Everlong.
         return False
 
 
-def _uncached(store: BlobStore) -> BlobStore:
+def _strip_cache(store: BlobStore) -> BlobStore:
     """Return the store without its cache, so that verification reads the stored bytes."""
     return store.inner if isinstance(store, CachedBlobStore) else store
 
 
-def _mismatch(manifest: Manifest, what: str) -> BlobCorrupt:
+def _make_mismatch_error(manifest: Manifest, what: str) -> BlobCorrupt:
     return BlobCorrupt(
         f"archive {manifest.file_key!r} does not match the thread's journal: {what}. Nothing was "
         "freed. Archive the thread again, or restore the file from a backup of the store."

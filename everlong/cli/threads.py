@@ -30,11 +30,11 @@ from everlong.cli.output import (
     print_lines,
 )
 from everlong.client.lookup import RUNS_MAX
-from everlong.client.progress import Progress
+from everlong.client.progress import ThreadProgress
 from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
 from everlong.client.threads import PAGE_LIMIT_MAX, Directory, Sort
-from everlong.client.time_travel import Past
+from everlong.client.time_travel import Timeline
 from everlong.client.wait import SCAN_ENTRIES
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
@@ -296,7 +296,7 @@ async def _send(
     out.print(sanitise(answer), markup=False, soft_wrap=True)
 
 
-def _describe_progress(thread_id: str, progress: Progress) -> str:
+def _describe_progress(thread_id: str, progress: ThreadProgress) -> str:
     if progress.held_by:
         return f"held by {progress.held_by}"
     if progress.status == "approval":
@@ -307,7 +307,7 @@ def _describe_progress(thread_id: str, progress: Progress) -> str:
 async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     status = past.status
     if past.archive is not None:
         if as_json:
@@ -352,7 +352,7 @@ async def _journal(
 ) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     status = past.status
     last_seq = seq_after(status.head) - 1
     upto = last_seq if last is None else min(last, last_seq)

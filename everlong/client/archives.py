@@ -19,22 +19,22 @@ from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
-from everlong.archive import Facts, Freed, Manifest, Progress, freed, writer
+from everlong.archive import Facts, Freed, Manifest, Progress, writer
 from everlong.archive import manifest as manifests
 from everlong.archive.manifest import UNREADABLE, Unreadable
-from everlong.client.control import note, stop
 from everlong.client.errors import translate_errors, translate_rpc_error
 from everlong.client.follower import Follower
 from everlong.client.lookup import (
     ThreadSize,
     delete_runs,
-    head_of,
+    find_head,
     list_ended_runs,
     list_run_ids,
     measure_size,
 )
-from everlong.client.status import ended_as, journal_of, status
-from everlong.client.time_travel import Past, archive_of
+from everlong.client.status import describe_end, open_journal, read_status
+from everlong.client.time_travel import Timeline, open_archive
+from everlong.client.updates import send_signal
 from everlong.errors import (
     ArchiveNotFound,
     ControlRefused,
@@ -47,7 +47,11 @@ from everlong.errors import (
 )
 from everlong.models import (
     AGENT_WORKFLOW,
+    NOTE_SIGNAL,
+    STOP_SIGNAL,
     SWEEP_REASONS_MAX,
+    Control,
+    ControlNote,
     ThreadStatus,
     make_printable,
     seq_after,
@@ -160,19 +164,20 @@ async def _prepare_thread(
     client: Client, thread_id: str, then: Then, by: str, reason: str, seconds_max: float
 ) -> tuple[ThreadStatus, str]:
     """End the thread if asked; return its status, and its last run if it has ended."""
-    run_id = await _ended_run(client, thread_id)
+    run_id = await _find_ended_run(client, thread_id)
     if not run_id and then != "keep":
         with contextlib.suppress(ThreadEnded):  # It ended by itself, or another caller ended it.
-            await stop(client, thread_id, by, reason, archive=True)
+            control = Control(by=by, reason=reason, archive=True)
+            await send_signal(client, thread_id, STOP_SIGNAL, control)
         run_id = await _wait_for_end(client, thread_id, seconds_max)
-    return await status(client, thread_id), run_id
+    return await read_status(client, thread_id), run_id
 
 
-async def _ended_run(client: Client, thread_id: str) -> str:
+async def _find_ended_run(client: Client, thread_id: str) -> str:
     """Return the newest run of a thread if it has ended, else an empty string."""
     with translate_errors(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
-    return description.run_id if ended_as(description) else ""
+    return description.run_id if describe_end(description) else ""
 
 
 async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> str:
@@ -182,7 +187,7 @@ async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> s
                 follower = Follower(client, thread_id)
                 while not follower.has_ended:
                     await follower.next()
-                if run_id := await _ended_run(client, thread_id):
+                if run_id := await _find_ended_run(client, thread_id):
                     return run_id
                 # A reset has started another run.
                 await asyncio.sleep(_RESET_PAUSE_SECONDS)
@@ -205,7 +210,7 @@ async def _find_verified(
 
     A damaged archive is kept, and the caller writes another.
     """
-    journal = journal_of(client, packs, thread_id)
+    journal = open_journal(client, packs, thread_id)
     thread = thread_key(client.namespace, thread_id)
     async for manifest in manifests.iter_readable(packs, thread, on_unreadable):
         if not has_same_journal(manifest, found):
@@ -229,10 +234,10 @@ async def _write_archive(
     on_progress: Progress,
 ) -> Manifest:
     thread = thread_key(client.namespace, thread_id)
-    journal = journal_of(client, packs, thread_id)
-    now_ms = _now_ms()
+    journal = open_journal(client, packs, thread_id)
+    now_ms = _read_clock_ms()
     facts = Facts(
-        archive_id=manifests.next_archive_id(
+        archive_id=manifests.make_next_archive_id(
             await manifests.list_ids(packs.store, thread), now_ms, os.urandom(4)
         ),
         thread_id=thread_id,
@@ -267,7 +272,7 @@ def _ignore(_: Unreadable) -> None:
 
 def has_same_journal(manifest: Manifest, found: ThreadStatus) -> bool:
     """Return whether an archive has the thread's present journal and status."""
-    return (manifest.head, manifest.status) == (manifests.head_digest(found.head), found.status)
+    return (manifest.head, manifest.status) == (manifests.get_head_digest(found.head), found.status)
 
 
 def count_unjournalled(found: ThreadStatus) -> int:
@@ -275,7 +280,7 @@ def count_unjournalled(found: ThreadStatus) -> int:
     return found.tail_entries + found.waiting_messages
 
 
-def why_not_freed(thread_id: str, found: ThreadStatus) -> str:
+def explain_unfreeable(thread_id: str, found: ThreadStatus) -> str:
     """Return why an ended thread's histories must not be deleted; empty if they may be."""
     counters = found.counters
     if count := count_unjournalled(found):
@@ -302,7 +307,7 @@ async def _free(
 ) -> int:
     """Record who frees the thread and why (it may not be who archived it); then delete its runs."""
     thread_id = manifest.thread_id
-    if why := why_not_freed(thread_id, found):
+    if why := explain_unfreeable(thread_id, found):
         raise ControlRefused(f"{why} It is archived as {manifest.archive_id}.")
     runs = await list_ended_runs(client, thread_id, run_id)
     record = Freed(
@@ -310,18 +315,18 @@ async def _free(
         thread_id=thread_id,
         namespace=manifest.namespace,
         thread=manifest.thread,
-        freed_ms=_now_ms(),
+        freed_ms=_read_clock_ms(),
         by=make_printable(by, limits.CALL_NAME_CHARS_MAX),
         reason=make_printable(reason, limits.REASON_CHARS_MAX),
     )
-    await freed.write(packs, record)
+    await manifests.write_freed(packs, record)
     # A sweep deletes nothing of a thread that it has never seen, and this deletes its last history.
     await record_seen(unwrap_store(packs.store), await Histories(client).namespace_id(), thread_id)
     await delete_runs(client, thread_id, runs)
     return len(runs)
 
 
-def _now_ms() -> int:
+def _read_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
@@ -331,14 +336,15 @@ async def _record_archive(
     """Record in the journal of a running thread who archived it, and why."""
     why = f"{reason} ({manifest.archive_id})" if reason else manifest.archive_id
     with contextlib.suppress(ThreadEnded):  # Then only the archive records it.
-        await note(client, thread_id, "archive", by, why)
+        record = ControlNote(action="archive", by=by, reason=why)
+        await send_signal(client, thread_id, NOTE_SIGNAL, record)
 
 
 async def _verify_newest(
     client: Client, packs: PackStore, thread_id: str, then: Then
 ) -> ArchiveResult | None:
     """Verify and return the newest archive of a thread that the server has no history of."""
-    found = await archive_of(client, packs, thread_id)
+    found = await open_archive(client, packs, thread_id)
     if found is None:
         return None
     await writer.verify(packs, None, None, found.manifest)
@@ -386,7 +392,7 @@ async def list_archives(
         (each.archive_id, _read_manifest(packs, each, client.namespace)) for each in newest
     )
     told, untold = await _read_all(
-        (each.archive_id, freed.read(packs, *each)) for each in newest if each.freed_id
+        (each.archive_id, manifests.read_freed(packs, *each)) for each in newest if each.freed_id
     )
     return ArchivePage(
         archives=tuple(each for each in found if each is not None),
@@ -454,11 +460,11 @@ async def plan_archive(
     client: Client, packs: PackStore, thread_id: str, then: Then = "keep"
 ) -> ArchivePlan:
     """Return what `archive` would do, writing nothing."""
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     found, is_gone = past.status, past.archive is not None
     ends = then != "keep" and not is_gone and found.status not in _ENDS
     frees = then == "free" and not is_gone
-    refused = why_not_freed(thread_id, found) if frees and not ends else ""
+    refused = explain_unfreeable(thread_id, found) if frees and not ends else ""
     return ArchivePlan(
         thread_id=thread_id,
         then=then,
@@ -594,16 +600,16 @@ async def _is_due(
             if manifest.status != "archived":
                 continue
             if head is None:
-                head = manifests.head_digest(await head_of(client, thread.id))
+                head = manifests.get_head_digest(await find_head(client, thread.id))
             if manifest.head == head:
                 return False
         # After a reset, the ended run is still listed while the thread continues in another.
-        return await _newest_run(client, thread.id) == thread.run_id
+        return await _read_newest_run(client, thread.id) == thread.run_id
     except ThreadNotFound:  # Visibility lags: it still lists a thread that was freed.
         return False
 
 
-async def _newest_run(client: Client, thread_id: str) -> str:
+async def _read_newest_run(client: Client, thread_id: str) -> str:
     with translate_errors(thread_id):
         return (await client.get_workflow_handle(thread_id).describe()).run_id
 

@@ -37,7 +37,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 
 from everlong.client.errors import START_ONE
-from everlong.client.status import held_by
+from everlong.client.status import read_held_reason
 from everlong.errors import NoWorker
 from everlong.models import HELD, make_printable
 
@@ -133,10 +133,10 @@ async def _diagnose(
         return await _diagnose_workflow_task(client, thread_id, queue, described)
     if described.pending_activities:
         return await _diagnose_activities(client, queue, described.pending_activities)
-    faults = _held_faults(await _newest_events(client, thread_id))
+    faults = _find_held_faults(await _read_newest_events(client, thread_id))
     if faults:
         return await _explain_held(client, queue, faults)
-    found = _Pollers(queue, await _pollers(client, queue, _WORKFLOWS))
+    found = _Pollers(queue, await _get_pollers(client, queue, _WORKFLOWS))
     return None if found.has_recent else found.explain("task")
 
 
@@ -145,13 +145,13 @@ async def _diagnose_workflow_task(
 ) -> Diagnosis | None:
     task = described.pending_workflow_task
     if task.attempt > 1:
-        fault = _last_task_fault(await _newest_events(client, thread_id))
+        fault = _find_task_fault(await _read_newest_events(client, thread_id))
         if fault is not None:
             return explain_fault(fault)
     is_taken = task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_STARTED
-    if is_taken or _age_seconds(task.scheduled_time.ToMilliseconds()) < _TAKEN_SECONDS_MAX:
+    if is_taken or _compute_age_seconds(task.scheduled_time.ToMilliseconds()) < _TAKEN_SECONDS_MAX:
         return None
-    return _Pollers(queue, await _pollers(client, queue, _WORKFLOWS)).explain("workflow task")
+    return _Pollers(queue, await _get_pollers(client, queue, _WORKFLOWS)).explain("workflow task")
 
 
 async def _diagnose_activities(
@@ -159,24 +159,24 @@ async def _diagnose_activities(
 ) -> Diagnosis | None:
     for each in activities:
         if each.HasField("last_failure"):
-            return explain_fault(_fault(each.last_worker_identity, each.last_failure))
+            return explain_fault(_parse_fault(each.last_worker_identity, each.last_failure))
     scheduled = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
     waiting = [each for each in activities if each.state == scheduled]
     if len(waiting) < len(activities) or not waiting:
         return None
     if (
-        min(_age_seconds(each.scheduled_time.ToMilliseconds()) for each in waiting)
+        min(_compute_age_seconds(each.scheduled_time.ToMilliseconds()) for each in waiting)
         < _TAKEN_SECONDS_MAX
     ):
         return None
-    return _Pollers(queue, await _pollers(client, queue, _ACTIVITIES)).explain("activity")
+    return _Pollers(queue, await _get_pollers(client, queue, _ACTIVITIES)).explain("activity")
 
 
 async def _explain_held(client: Client, queue: str, faults: Sequence[Fault]) -> Diagnosis:
     """Explain why a thread waits before it tries an activity again."""
     if not _NO_AGENT.search(faults[0].message):
         return explain_fault(faults[0])
-    listed = {each.identity for each in await _pollers(client, queue, _ACTIVITIES)}
+    listed = {each.identity for each in await _get_pollers(client, queue, _ACTIVITIES)}
     return explain_agent(queue, faults, listed)
 
 
@@ -190,7 +190,7 @@ def explain_agent(queue: str, faults: Sequence[Fault], listed: Collection[str]) 
     remedy = f"Start a worker that has it on task queue {queue!r}"
     if set(listed) <= set(lacking):
         return Diagnosis("no_agent", f"no worker has agent {name!r}; workers have: {has}. {remedy}")
-    workers = _names(sorted(lacking))
+    workers = _join_names(sorted(lacking))
     return Diagnosis(
         "no_agent", f"{workers} has no agent {name!r}; it has: {has}. {remedy}, or wait for another"
     )
@@ -221,7 +221,7 @@ def explain_fault(fault: Fault) -> Diagnosis:
     return Diagnosis("failing", f"tasks fail on {worker}: {reason}. Its log tells more")
 
 
-def next_look_seconds(elapsed_seconds: float) -> float:
+def compute_look_seconds(elapsed_seconds: float) -> float:
     """Return how long to wait before the next diagnosis of a thread that workers are there for."""
     early_seconds = min(max(SECOND_SECONDS, elapsed_seconds), HEALTHY_SECONDS)
     return min(max(early_seconds, elapsed_seconds / 20), _EVERY_SECONDS_MAX)
@@ -296,7 +296,7 @@ class Watch:
             if await self._is_woken(pause_seconds):
                 pause_seconds = FIRST_SECONDS
                 continue
-            async with _turn():
+            async with _take_turn():
                 await self._diagnose()
             elapsed = time.monotonic() - begun
             if self._is_quiet:
@@ -304,7 +304,7 @@ class Watch:
             elif pause_seconds == FIRST_SECONDS and self.latest is None:
                 pause_seconds = SECOND_SECONDS
             elif self.finds_workers:
-                pause_seconds = next_look_seconds(elapsed)
+                pause_seconds = compute_look_seconds(elapsed)
             else:
                 pause_seconds = min(max(EVERY_SECONDS, elapsed / 20), _EVERY_SECONDS_MAX)
 
@@ -339,7 +339,7 @@ class Watch:
         """Update `held_by`. Heartbeats that this client cannot read leave it as it is."""
         try:
             async with asyncio.timeout(_DIAGNOSIS_SECONDS_MAX):
-                text = await held_by(self._client, activities)
+                text = await read_held_reason(self._client, activities)
         except Exception as error:  # noqa: BLE001 - it must not fail the wait that it explains
             logger.debug("no heartbeats of thread %s: %s", self._thread_id, type(error).__name__)
             return
@@ -358,7 +358,7 @@ _turns: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = (
 
 
 @contextlib.asynccontextmanager
-async def _turn() -> AsyncIterator[None]:
+async def _take_turn() -> AsyncIterator[None]:
     """Wait for the turn of one look: those of all waits in a process come one after the other."""
     async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         begun = time.monotonic()
@@ -395,7 +395,7 @@ class _Pollers:
                 f"stopped, {start}",
             )
         recent = [e.identity for e in self._listed if e.age_seconds <= _POLLED_SECONDS_MAX]
-        names = _names(list(dict.fromkeys(recent)))
+        names = _join_names(list(dict.fromkeys(recent)))
         return Diagnosis(
             "busy",
             f"{names} polls task queue {self._queue!r} and has not taken the thread's {what} yet: it "
@@ -414,7 +414,7 @@ _Listings: TypeAlias = dict[tuple[str, str, int], tuple[float, list[_Poller]]]
 _listings: "weakref.WeakKeyDictionary[Any, _Listings]" = weakref.WeakKeyDictionary()
 
 
-async def _pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[_Poller]:
+async def _get_pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[_Poller]:
     """List a queue's pollers. Waits of one connection share a listing for a second.
 
     Hundreds of callers of a busy worker would ask for the same at the same time.
@@ -439,13 +439,14 @@ async def _list_pollers(client: Client, queue: str, kind: TaskQueueType.ValueTyp
     )
     return [
         _Poller(
-            make_printable(each.identity, 100), _age_seconds(each.last_access_time.ToMilliseconds())
+            make_printable(each.identity, 100),
+            _compute_age_seconds(each.last_access_time.ToMilliseconds()),
         )
         for each in found.pollers
     ]
 
 
-async def _newest_events(client: Client, thread_id: str) -> Sequence[HistoryEvent]:
+async def _read_newest_events(client: Client, thread_id: str) -> Sequence[HistoryEvent]:
     page = await client.workflow_service.get_workflow_execution_history_reverse(
         GetWorkflowExecutionHistoryReverseRequest(
             namespace=client.namespace,
@@ -456,18 +457,18 @@ async def _newest_events(client: Client, thread_id: str) -> Sequence[HistoryEven
     return page.history.events
 
 
-def _last_task_fault(newest: Sequence[HistoryEvent]) -> Fault | None:
+def _find_task_fault(newest: Sequence[HistoryEvent]) -> Fault | None:
     """Return the newest failure of a workflow task, unless one was completed after it."""
     for event in newest:
         if event.HasField("workflow_task_completed_event_attributes"):
             return None
         if event.HasField("workflow_task_failed_event_attributes"):
             failed = event.workflow_task_failed_event_attributes
-            return _fault(failed.identity, failed.failure)
+            return _parse_fault(failed.identity, failed.failure)
     return None
 
 
-def _held_faults(newest: Sequence[HistoryEvent]) -> list[Fault]:
+def _find_held_faults(newest: Sequence[HistoryEvent]) -> list[Fault]:
     """Return failures of activities that hold the thread now, the newest first."""
     faults: list[Fault] = []
     for event in newest:
@@ -479,11 +480,11 @@ def _held_faults(newest: Sequence[HistoryEvent]) -> list[Fault]:
             failed = event.activity_task_failed_event_attributes
             if failed.failure.application_failure_info.type != HELD:
                 break
-            faults.append(_fault(failed.identity, failed.failure))
+            faults.append(_parse_fault(failed.identity, failed.failure))
     return faults
 
 
-def _fault(worker: str, failure: Failure) -> Fault:
+def _parse_fault(worker: str, failure: Failure) -> Fault:
     types, messages = [], []
     for _ in range(10):
         types.append(failure.application_failure_info.type)
@@ -494,11 +495,11 @@ def _fault(worker: str, failure: Failure) -> Fault:
     return Fault(make_printable(worker, 100), tuple(types), ": ".join(filter(None, messages)))
 
 
-def _names(workers: Sequence[str]) -> str:
+def _join_names(workers: Sequence[str]) -> str:
     more = len(workers) - _WORKERS_SHOWN
     names = ", ".join(workers[:_WORKERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return f"worker {names}"
 
 
-def _age_seconds(time_ms: int) -> float:
+def _compute_age_seconds(time_ms: int) -> float:
     return max(0.0, time.time() - time_ms / 1000)

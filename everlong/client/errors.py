@@ -53,7 +53,7 @@ def translate_errors(thread_id: str, refused: type[ThreadError] = MessageRefused
         yield
     except WorkflowUpdateFailedError as error:
         raise refused(
-            f"thread {thread_id!r} refused {what}: {plain_reason(_said(error.cause))}"
+            f"thread {thread_id!r} refused {what}: {clean_reason(_get_message(error.cause))}"
         ) from error
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
         raise NoWorker(
@@ -66,7 +66,7 @@ def translate_errors(thread_id: str, refused: type[ThreadError] = MessageRefused
         ) from error
     except WorkflowAlreadyStartedError as error:
         # Said about an id that is to be used for a new thread, and only once that one has ended.
-        raise has_ended(thread_id) from error
+        raise make_ended_error(thread_id) from error
     except RPCError as error:
         raise translate_rpc_error(error, thread_id) from error
 
@@ -83,7 +83,7 @@ def explain_unreadable(thread_id: str) -> Iterator[None]:
         ) from error
 
 
-def _said(cause: BaseException) -> str:
+def _get_message(cause: BaseException) -> str:
     """Return what a thread said, without the kind of error that it is in Python."""
     return cause.message if isinstance(cause, ApplicationError) else str(cause)
 
@@ -93,7 +93,7 @@ def translate_rpc_error(error: RPCError, thread_id: str) -> EverlongError:
     if error.status == RPCStatusCode.NOT_FOUND and error.message.startswith("Namespace"):
         return ServerUnreachable(f"{error.message} Set TEMPORAL_NAMESPACE.")
     if is_closed(error):
-        return has_ended(thread_id)
+        return make_ended_error(thread_id)
     if error.status == RPCStatusCode.NOT_FOUND:
         return ThreadNotFound(
             f"there is no running thread {thread_id!r} in this namespace. Start it with: "
@@ -120,7 +120,7 @@ def is_closed(error: RPCError) -> bool:
     return error.status == RPCStatusCode.NOT_FOUND and "already completed" in error.message
 
 
-def has_ended(thread_id: str) -> ThreadEnded:
+def make_ended_error(thread_id: str) -> ThreadEnded:
     """Return the error for a thread that was stopped, archived, or terminated."""
     quoted = quote_id(thread_id)
     return ThreadEnded(
@@ -130,15 +130,15 @@ def has_ended(thread_id: str) -> ThreadEnded:
     )
 
 
-def argument(refused: type[ThreadError], make: Callable[[], T]) -> T:
+def check_argument(refused: type[ThreadError], make: Callable[[], T]) -> T:
     """Return the argument of an update or a signal, or say what does not fit."""
     try:
         return make()
     except ValidationError as error:
         # Not chained, and shortened: pydantic's own message quotes what it was given.
-        raise refused(f"{_WHAT[refused]} does not fit: {plain_reason(str(error))}") from None
+        raise refused(f"{_WHAT[refused]} does not fit: {clean_reason(str(error))}") from None
 
 
-def plain_reason(text: str) -> str:
+def clean_reason(text: str) -> str:
     """Return on one line what a validator said, without what pydantic adds for programmers."""
     return " ".join(_FOR_PROGRAMMERS.sub("", text).split())

@@ -28,7 +28,7 @@ from temporalio.converter import ActivitySerializationContext, WorkflowSerializa
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.client.errors import explain_unreadable, translate_rpc_error
-from everlong.client.progress import Activity, Decode, NotConverted, Progress, Tracker
+from everlong.client.progress import Activity, Decode, NotConverted, ThreadProgress, Tracker
 from everlong.errors import EverlongError, StoreUnavailable
 from everlong.models import AGENT_WORKFLOW, ThreadStart
 from everlong.models.json_payloads import from_raw
@@ -98,7 +98,7 @@ class LongPolls:
 _long_polls: "weakref.WeakKeyDictionary[Any, LongPolls]" = weakref.WeakKeyDictionary()
 
 
-def long_polls(client: Client) -> LongPolls:
+def get_long_polls(client: Client) -> LongPolls:
     """Return the counter of a client's connection."""
     return _long_polls.setdefault(client.service_client, LongPolls())
 
@@ -122,7 +122,7 @@ class Follower:
         self._closing: HistoryEvent | None = None
         self._failures = 0
         self._looks = 0
-        self._polls = long_polls(client)
+        self._polls = get_long_polls(client)
 
     async def next(self) -> Sequence[HistoryEvent]:
         """Return the next events; none if there were none for a while, or the server is away.
@@ -195,7 +195,7 @@ class Follower:
 
     async def _close(self, last: HistoryEvent) -> None:
         """Go on with the next run, if the last event names it; else the server is asked for it."""
-        if run_id := _next_run(last):
+        if run_id := _find_next_run(last):
             self._begin(run_id)
         else:
             self._closing = last
@@ -249,17 +249,17 @@ class ProgressFollower:
     def __init__(self, client: Client, thread_id: str, run_id: str = "") -> None:
         self.follower = Follower(client, thread_id, run_id)
         self._thread_id = thread_id
-        self._tracker = Tracker(decoder(client, thread_id))
+        self._tracker = Tracker(make_decoder(client, thread_id))
         self._has_begun = False
         self._failures = 0
-        self._last: Progress | None = None
+        self._last: ThreadProgress | None = None
 
     @property
     def is_agent(self) -> bool:
         """False if the workflow is not `everlong.Agent`, so that its events tell nothing."""
         return self._tracker.is_agent
 
-    async def next(self) -> Progress | None:
+    async def next(self) -> ThreadProgress | None:
         """Return the progress if it has changed; None if it has not after one long poll."""
         events = await self.follower.next()
         try:
@@ -285,14 +285,14 @@ class ProgressFollower:
         return progress
 
 
-def decoder(client: Client, thread_id: str) -> Decode:
+def make_decoder(client: Client, thread_id: str) -> Decode:
     """Return a decoder of a thread's payloads, with the context that the thread's worker gives."""
     own = WorkflowSerializationContext(namespace=client.namespace, workflow_id=thread_id)
 
     async def decode(payloads: Sequence[Payload], kind: Any, activity: Activity | None) -> Any:
         if not payloads:
             return None
-        context = own if activity is None else _context(client, thread_id, activity)
+        context = own if activity is None else _make_context(client, thread_id, activity)
         converter = client.data_converter.with_context(context)
         # In two steps, as on a worker: there, a codec's error fails a task, which is tried again.
         [raw] = await converter.decode(payloads[:1], [RawValue])
@@ -313,7 +313,9 @@ def decoder(client: Client, thread_id: str) -> Decode:
     return decode
 
 
-def _context(client: Client, thread_id: str, activity: Activity) -> ActivitySerializationContext:
+def _make_context(
+    client: Client, thread_id: str, activity: Activity
+) -> ActivitySerializationContext:
     return ActivitySerializationContext(
         namespace=client.namespace,
         workflow_id=thread_id,
@@ -326,7 +328,7 @@ def _context(client: Client, thread_id: str, activity: Activity) -> ActivitySeri
     )
 
 
-def _next_run(last: HistoryEvent) -> str:
+def _find_next_run(last: HistoryEvent) -> str:
     """Return the run that a closing event names as the next; nothing after a reset, which names none."""
     name = last.WhichOneof("attributes")
     attributes: Any = getattr(last, name) if name else None

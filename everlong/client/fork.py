@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.archive import Progress, restore, writer
 from everlong.archive import manifest as manifests
 from everlong.client.errors import translate_errors, translate_rpc_error
-from everlong.client.time_travel import Past, Scene, archive_of
+from everlong.client.time_travel import Scene, Timeline, open_archive
 from everlong.errors import ArchiveNotFound, ThreadExists, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -53,23 +53,23 @@ async def fork(
     counters against the policy's limits start at zero. The other thread is not changed, and may have
     ended, also by a limit.
     """
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     if past.archive is not None:
         raise ThreadNotFound(
             f"thread {thread_id!r} is only in its archives, and a fork shares packs with a thread that "
             "has some. Go on from the archive with: everlong revive "
             f"{quote_id(thread_id)} {quote_id(new_id)} --at {seq}"
         )
-    head = past.head_with(seq)
+    head = past.check_head(seq)
     await check_free(client, packs, new_id)
-    scene, totals = await past.scene(seq), await past.totals(seq)
+    scene, totals = await past.load_scene(seq), await past.load_totals(seq)
     new_key = thread_key(client.namespace, new_id)
     forked = Forked(thread_id=thread_id, seq=seq, by=by, reason=reason)
     entry = build_note(seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     # All that the new thread's state will name is durable before it starts.
     new_head, head_bytes = await Journal(packs, new_key).fork(head, seq, entry)
-    snapshot, snapshot_bytes = await _copied(packs, new_key, scene)
-    policy, changes = policy_for(past.status, agent)
+    snapshot, snapshot_bytes = await _copy_snapshot(packs, new_key, scene)
+    policy, changes = choose_policy(past.status, agent)
     start = ThreadStart(
         agent=agent or past.status.agent,
         policy=policy,
@@ -78,7 +78,7 @@ async def fork(
             head=new_head,
             snapshot=snapshot,
             context_bytes=scene.context_bytes,
-            counters=fresh_counters(totals, head_bytes + snapshot_bytes),
+            counters=make_counters(totals, head_bytes + snapshot_bytes),
             since_ms=entry.time_ms,
         ),
     )
@@ -86,7 +86,7 @@ async def fork(
     return start
 
 
-def fresh_counters(totals: Totals, written_bytes: int) -> Counters:
+def make_counters(totals: Totals, written_bytes: int) -> Counters:
     """Return counters of what the new thread does itself. Only its messages are numbered on."""
     return Counters(
         messages=totals.messages,
@@ -96,7 +96,7 @@ def fresh_counters(totals: Totals, written_bytes: int) -> Counters:
     )
 
 
-def policy_for(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, dict[str, Any]]:
+def choose_policy(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, dict[str, Any]]:
     """Return the policy to begin with, or what is to be changed in the agent's own.
 
     Before a thread's first step its worker has not said what the agent's own is.
@@ -108,7 +108,9 @@ def policy_for(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, 
     return None, status.policy.differences()
 
 
-async def _copied(packs: PackStore, thread: str, scene: Scene) -> tuple[SnapshotRef | None, int]:
+async def _copy_snapshot(
+    packs: PackStore, thread: str, scene: Scene
+) -> tuple[SnapshotRef | None, int]:
     """Put a copy of a snapshot into a thread's own place: activities read no other's."""
     if scene.snapshot is None:
         return None, 0
@@ -131,7 +133,7 @@ async def check_free(client: Client, packs: PackStore, new_id: str) -> None:
         if error.status != RPCStatusCode.NOT_FOUND or error.message.startswith("Namespace"):
             raise translate_rpc_error(error, new_id) from error
     else:
-        raise _taken(new_id)
+        raise _make_taken_error(new_id)
     if await manifests.list_ids(packs.store, thread_key(client.namespace, new_id)):
         raise ThreadExists(
             f"there are archives of a thread {new_id!r}, which the server has forgotten; nothing was "
@@ -152,10 +154,10 @@ async def start_thread(client: Client, new_id: str, task_queue: str, start: Thre
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             )
         except WorkflowAlreadyStartedError as error:
-            raise _taken(new_id) from error
+            raise _make_taken_error(new_id) from error
 
 
-def _taken(new_id: str) -> ThreadExists:
+def _make_taken_error(new_id: str) -> ThreadExists:
     return ThreadExists(
         f"there is a thread {new_id!r} already, or was one; nothing was started. Choose another id."
     )
@@ -186,7 +188,7 @@ async def revive(
     policy's limits starts at 0.
     """
     check_new_id(new_id)
-    archive = await archive_of(client, packs, thread_id, archive_id)
+    archive = await open_archive(client, packs, thread_id, archive_id)
     if archive is None:
         raise ArchiveNotFound(
             f"thread {thread_id!r} has no archive. Write one with: everlong archive "
@@ -198,18 +200,18 @@ async def revive(
             f"{archive.manifest.entries:,} entries. {each}"
         )
     last_seq = archive.manifest.entries if seq is None else seq
-    Past.archived(archive).head_with(last_seq)
+    Timeline.from_archive(archive).check_head(last_seq)
     await check_free(client, packs, new_id)
     # Verify the whole file once: later steps read only the parts that they need.
     archive = await writer.verify(packs, None, None, archive.manifest)
-    past = Past.archived(archive)
-    scene, totals = await past.scene(last_seq), await past.totals(last_seq)
+    past = Timeline.from_archive(archive)
+    scene, totals = await past.load_scene(last_seq), await past.load_totals(last_seq)
     forked = Forked(thread_id=thread_id, seq=last_seq, by=by, reason=reason)
     entry = build_note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     new_key = thread_key(client.namespace, new_id)
     # Everything that the new thread's state names is durable before the thread starts.
     revived = await restore.restore_journal(packs, new_key, archive, entry, on_progress)
-    policy, changes = policy_for(past.status, agent)
+    policy, changes = choose_policy(past.status, agent)
     start = ThreadStart(
         agent=agent or past.status.agent,
         policy=policy,
@@ -218,7 +220,7 @@ async def revive(
             head=revived.head,
             snapshot=revived.snapshot,
             context_bytes=scene.context_bytes,
-            counters=fresh_counters(totals, revived.written_bytes),
+            counters=make_counters(totals, revived.written_bytes),
             since_ms=entry.time_ms,
         ),
     )

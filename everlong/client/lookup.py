@@ -24,9 +24,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.archive import Manifest, StoredArchive
 from everlong.client.errors import translate_errors, translate_rpc_error
-from everlong.client.status import ended_as, journal_of, observe
-from everlong.client.time_travel import Past, archive_of
-from everlong.client.visibility import ThreadRow, cards_of, quoted, row_of
+from everlong.client.status import describe_end, observe, open_journal
+from everlong.client.time_travel import Timeline, open_archive
+from everlong.client.visibility import ThreadRow, build_row, decode_cards, quote_text
 from everlong.errors import (
     ControlRefused,
     EntryNotFound,
@@ -86,15 +86,15 @@ async def look_up(
 ) -> ThreadLookup:
     """Look at a thread once. Raises `ThreadNotFound` if neither a thread nor an archive exists."""
     try:
-        return await _alive(client, packs, thread_id, seconds_max)
+        return await _look_up_on_server(client, packs, thread_id, seconds_max)
     except ThreadNotFound:
-        archive = await archive_of(client, packs, thread_id)
+        archive = await open_archive(client, packs, thread_id)
         if archive is None:
             raise
-        return _archived(archive)
+        return _look_up_in_archive(archive)
 
 
-async def _alive(
+async def _look_up_on_server(
     client: Client, packs: PackStore, thread_id: str, seconds_max: float
 ) -> ThreadLookup:
     with translate_errors(thread_id):
@@ -113,9 +113,9 @@ async def _alive(
         head = await _head_at_start(client, description)
     return ThreadLookup(
         thread_id=thread_id,
-        row=row_of(info, await _card(client, description)),
+        row=build_row(info, await _decode_card(client, description)),
         status=status,
-        journal=journal_of(client, packs, thread_id),
+        journal=open_journal(client, packs, thread_id),
         head=head,
         run_events=info.history_length,
         run_history_bytes=info.history_size_bytes,
@@ -123,8 +123,8 @@ async def _alive(
     )
 
 
-def _archived(archive: StoredArchive) -> ThreadLookup:
-    past, manifest = Past.archived(archive), archive.manifest
+def _look_up_in_archive(archive: StoredArchive) -> ThreadLookup:
+    past, manifest = Timeline.from_archive(archive), archive.manifest
     status = past.status
     row = ThreadRow(
         thread_id=past.thread_id,
@@ -162,11 +162,13 @@ def check_head(found: ThreadLookup, seq: int) -> SegmentRef:
     raise EntryNotFound(f"the journal of thread {found.thread_id!r} holds {held}, and no {seq}")
 
 
-async def _card(client: Client, description: WorkflowExecutionDescription) -> ThreadCard | None:
+async def _decode_card(
+    client: Client, description: WorkflowExecutionDescription
+) -> ThreadCard | None:
     payload = description.raw_description.workflow_execution_info.memo.fields.get(CARD_MEMO)
     if payload is None:
         return None
-    return (await cards_of(client, {"": payload})).get("")
+    return (await decode_cards(client, {"": payload})).get("")
 
 
 async def _head_at_start(
@@ -187,7 +189,7 @@ _PAGE_EVENTS: Final = 100
 _PAGES_MAX: Final = 20
 
 
-async def head_of(client: Client, thread_id: str) -> SegmentRef | None:
+async def find_head(client: Client, thread_id: str) -> SegmentRef | None:
     """Return the head of a thread's journal, as the newest event of its last run that has it says.
 
     None if nothing is journalled yet.
@@ -201,7 +203,7 @@ async def head_of(client: Client, thread_id: str) -> SegmentRef | None:
         for _ in range(_PAGES_MAX):
             page = await client.workflow_service.get_workflow_execution_history_reverse(request)
             for event in page.history.events:
-                found = await _said(client, event)
+                found = await _read_event_head(client, event)
                 if found is not None:
                     return found
             if not page.next_page_token:
@@ -213,25 +215,27 @@ async def head_of(client: Client, thread_id: str) -> SegmentRef | None:
     )
 
 
-async def _said(client: Client, event: HistoryEvent) -> SegmentRef | None:
+async def _read_event_head(client: Client, event: HistoryEvent) -> SegmentRef | None:
     """Return the head that an event has: a step's or an append's result, the end, or the beginning."""
     if event.HasField("activity_task_completed_event_attributes"):
-        return _head(await _value(client, event.activity_task_completed_event_attributes.result))
+        return _parse_head(
+            await _decode_value(client, event.activity_task_completed_event_attributes.result)
+        )
     if event.HasField("workflow_execution_completed_event_attributes"):
         said = event.workflow_execution_completed_event_attributes.result
-        return _head(await _value(client, said))
+        return _parse_head(await _decode_value(client, said))
     if event.HasField("workflow_execution_started_event_attributes"):
         said = event.workflow_execution_started_event_attributes.input
-        return _head((await _value(client, said)).get("state"))
+        return _parse_head((await _decode_value(client, said)).get("state"))
     return None
 
 
-async def _value(client: Client, payloads: Payloads) -> dict[str, Any]:
+async def _decode_value(client: Client, payloads: Payloads) -> dict[str, Any]:
     values = await client.data_converter.decode(payloads.payloads[:1])
     return values[0] if values and isinstance(values[0], dict) else {}
 
 
-def _head(value: object) -> SegmentRef | None:
+def _parse_head(value: object) -> SegmentRef | None:
     head = value.get("head") if isinstance(value, dict) else None
     if head is None:
         return None
@@ -270,7 +274,7 @@ class RunPage:
     """The run before these; empty if there is none, or if its retention is over."""
 
 
-async def runs(
+async def list_runs(
     client: Client,
     thread_id: str,
     *,
@@ -283,8 +287,8 @@ async def runs(
     run_id: str | None = from_run_id or None
     for _ in range(max(1, min(limit, RUNS_MAX))):
         try:
-            row = await _run(client, thread_id, run_id, temporal_ui)
-            run_id = await previous_run(client, thread_id, row.run_id)
+            row = await _read_run(client, thread_id, run_id, temporal_ui)
+            run_id = await find_previous_run(client, thread_id, row.run_id)
         except RPCError as error:
             if found and error.status == RPCStatusCode.NOT_FOUND:
                 run_id = ""  # Its retention is over.
@@ -296,7 +300,7 @@ async def runs(
     return RunPage(thread_id=thread_id, runs=tuple(found), next_run_id=run_id or "")
 
 
-async def _run(client: Client, thread_id: str, run_id: str | None, temporal_ui: str) -> RunRow:
+async def _read_run(client: Client, thread_id: str, run_id: str | None, temporal_ui: str) -> RunRow:
     description = await client.get_workflow_handle(thread_id, run_id=run_id).describe()
     info = description.raw_description.workflow_execution_info
     closed = description.close_time
@@ -307,11 +311,11 @@ async def _run(client: Client, thread_id: str, run_id: str | None, temporal_ui: 
         closed_ms=None if closed is None else int(closed.timestamp() * 1000),
         events=info.history_length,
         history_bytes=info.history_size_bytes,
-        ui_url=ui_url(temporal_ui, client.namespace, thread_id, description.run_id),
+        ui_url=build_ui_url(temporal_ui, client.namespace, thread_id, description.run_id),
     )
 
 
-def ui_url(base: str, namespace: str, thread_id: str, run_id: str = "") -> str:
+def build_ui_url(base: str, namespace: str, thread_id: str, run_id: str = "") -> str:
     """Return where the Temporal UI shows a thread, or one of its runs."""
     if not base:
         return ""
@@ -320,7 +324,7 @@ def ui_url(base: str, namespace: str, thread_id: str, run_id: str = "") -> str:
     return f"{place}/{quote(run_id, safe='')}/history" if run_id else place
 
 
-async def previous_run(client: Client, thread_id: str, run_id: str) -> str:
+async def find_previous_run(client: Client, thread_id: str, run_id: str) -> str:
     """Return the id of the run that a run continues, or an empty string."""
     handle = client.get_workflow_handle(thread_id, run_id=run_id)
     async for event in handle.fetch_history_events(page_size=1):
@@ -336,7 +340,7 @@ async def list_ended_runs(client: Client, thread_id: str, run_id: str) -> list[s
     """Return all runs of a thread, newest first. Refused unless it ended with the given run."""
     with translate_errors(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
-    if not ended_as(description):
+    if not describe_end(description):
         raise ControlRefused(f"thread {thread_id!r} has not ended; its histories are not deleted")
     if description.run_id != run_id:
         raise ControlRefused(
@@ -353,7 +357,7 @@ async def delete_runs(client: Client, thread_id: str, runs: Sequence[str]) -> No
     asynchronously, so histories stay readable for some seconds.
     """
     for run_id in reversed(runs):
-        await _delete(client, thread_id, run_id)
+        await _delete_run(client, thread_id, run_id)
 
 
 async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]:
@@ -362,7 +366,7 @@ async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]
     run_id = newest
     while len(runs) < _RUN_IDS_MAX:
         try:
-            run_id = await previous_run(client, thread_id, run_id)
+            run_id = await find_previous_run(client, thread_id, run_id)
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise translate_rpc_error(error, thread_id) from error
@@ -370,7 +374,7 @@ async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]
         if not run_id:
             break
         runs[run_id] = None
-    query = f"WorkflowId = {quoted(thread_id)}"
+    query = f"WorkflowId = {quote_text(thread_id)}"
     with translate_errors(thread_id):
         async for each in client.list_workflows(query, limit=_RUN_IDS_MAX):
             if each.status != WorkflowExecutionStatus.RUNNING:
@@ -378,7 +382,7 @@ async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]
     return list(runs)
 
 
-async def _delete(client: Client, thread_id: str, run_id: str) -> None:
+async def _delete_run(client: Client, thread_id: str, run_id: str) -> None:
     # Always by run id: without one, the server would delete a thread that was started since.
     run = WorkflowExecution(workflow_id=thread_id, run_id=run_id)
     request = DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=run)
@@ -414,7 +418,7 @@ async def measure_size(client: Client, store: BlobStore, thread_id: str) -> Thre
     while run_id != "" and runs < _SIZED_RUNS_MAX:
         try:
             description = await client.get_workflow_handle(thread_id, run_id=run_id).describe()
-            run_id = await previous_run(client, thread_id, description.run_id)
+            run_id = await find_previous_run(client, thread_id, description.run_id)
         except RPCError as error:
             if runs and error.status == RPCStatusCode.NOT_FOUND:
                 run_id = ""  # Its retention has ended.

@@ -18,7 +18,7 @@ class PackSource(abc.ABC):
         """Raise if the client's codec hides Everlong's, or has taken its place."""
 
 
-def packs_of(client: Client) -> PackStore:
+def find_packs(client: Client) -> PackStore:
     """Return the store of the plugin that a client was made with."""
     for plugin in client.config()["plugins"]:
         if isinstance(plugin, PackSource):

@@ -88,7 +88,7 @@ _SIGNALS: Final[dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
+class ThreadProgress:
     """How far a thread is, as far as its history tells."""
 
     status: str
@@ -120,10 +120,12 @@ class Progress:
     """Whether the thread looks paused by its policy: only a query gives the details."""
 
 
-def progress_of(status: ThreadStatus, *, ended: str = "", is_busy: bool = False) -> Progress:
+def make_progress(
+    status: ThreadStatus, *, ended: str = "", is_busy: bool = False
+) -> ThreadProgress:
     """Return the progress that a status shows."""
     counters = status.counters
-    return Progress(
+    return ThreadProgress(
         status=status.status,
         runs=counters.runs,
         steps=counters.steps,
@@ -199,13 +201,13 @@ class Tracker:
             if handler is not None and (self.is_agent or name == _STARTED):
                 await handler(self, event, getattr(event, name))
 
-    def progress(self) -> Progress:
+    def progress(self) -> ThreadProgress:
         """Return how far the thread is after the events so far."""
         if self._final is not None:
-            return progress_of(self._final, ended=self._ended)
+            return make_progress(self._final, ended=self._ended)
         is_busy = bool(self._open) or self._task_is_open
         looks_paused = not is_busy and self._is_stuck()
-        return Progress(
+        return ThreadProgress(
             status=self._ended or self._word(is_busy, looks_paused),
             runs=self._runs,
             steps=self._steps,
@@ -425,12 +427,12 @@ class Tracker:
         for call_id, wait in list(self._waits.items()):
             if not wait.is_asked:
                 wait.is_asked = True
-                wait.deadline_ms = _deadline_ms(time_ms, wait.options.deadline_seconds)
+                wait.deadline_ms = _compute_deadline_ms(time_ms, wait.options.deadline_seconds)
             if wait.deadline_ms is None or wait.deadline_ms > time_ms:
                 continue
             if wait.options.on_deadline == "escalate" and not wait.escalated:
                 wait.escalated = True
-                wait.deadline_ms = _deadline_ms(time_ms, wait.options.deadline_seconds)
+                wait.deadline_ms = _compute_deadline_ms(time_ms, wait.options.deadline_seconds)
             else:
                 self._deny(self._waits.pop(call_id))
 
@@ -520,9 +522,9 @@ class Tracker:
     async def _on_attributes(self, _: HistoryEvent, attributes: Any) -> None:
         """Take in a pause by the policy, which the search attributes name in a word."""
         fields = attributes.search_attributes.indexed_fields
-        word = _text(fields.get(STATUS.name))
+        word = _parse_text(fields.get(STATUS.name))
         if word == "paused" and self._pause is None:
-            self._pause = Pause(by="policy", reason=_text(fields.get(REASON.name)))
+            self._pause = Pause(by="policy", reason=_parse_text(fields.get(REASON.name)))
             self._pause_is_brief = True
         elif word and word != "paused" and self._pause_is_brief:
             self._pause, self._pause_is_brief = None, False
@@ -555,11 +557,11 @@ _HANDLERS: Final[dict[str, Callable[[Tracker, HistoryEvent, Any], Awaitable[None
 }
 
 
-def _deadline_ms(time_ms: int, seconds: float | None) -> int | None:
+def _compute_deadline_ms(time_ms: int, seconds: float | None) -> int | None:
     return None if seconds is None else time_ms + int(seconds * 1000)
 
 
-def _text(payload: Payload | None) -> str:
+def _parse_text(payload: Payload | None) -> str:
     """Return a search attribute, which the server stores as plain JSON."""
     if payload is None or not payload.data:
         return ""

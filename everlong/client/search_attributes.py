@@ -54,7 +54,7 @@ class AttributeWatch:
         client = self._client()
         try:
             self.calls += 1
-            missing = await missing_attributes(client)
+            missing = await find_missing_attributes(client)
         except (RPCError, RuntimeError) as error:  # The second, if a lazy client cannot connect.
             self._warn(
                 "failed",
@@ -101,7 +101,7 @@ async def has_attributes(client: Client) -> bool:
     async with known.lock:  # A thousand threads that are started at once ask once.
         if time.monotonic() >= known.asks_again_at:
             try:
-                known.found = not await missing_attributes(client)
+                known.found = not await find_missing_attributes(client)
             except (RPCError, RuntimeError):  # The second, if a lazy client cannot connect.
                 _LOG.debug("the server did not list its search attributes", exc_info=True)
             known.asks_again_at = time.monotonic() + MISSING_SECONDS
@@ -120,7 +120,7 @@ class _Known:
 _known: "weakref.WeakKeyDictionary[Client, _Known]" = weakref.WeakKeyDictionary()
 
 
-async def missing_attributes(client: Client) -> list[str]:
+async def find_missing_attributes(client: Client) -> list[str]:
     """Return the names of attributes that the namespace lacks, or has with another type."""
     listed = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace=client.namespace), timeout=_CALL
@@ -147,8 +147,8 @@ async def list_attributes(client: Client) -> dict[str, str]:
             ListSearchAttributesRequest(namespace=client.namespace)
         )
     except RPCError as error:
-        raise _refusal(client, error) from error
-    return {name: type_name(kind) for name, kind in found.custom_attributes.items()}
+        raise _make_refusal(client, error) from error
+    return {name: get_type_name(kind) for name, kind in found.custom_attributes.items()}
 
 
 async def set_up(client: Client) -> dict[str, Literal["added", "present"]]:
@@ -161,8 +161,8 @@ async def set_up(client: Client) -> dict[str, Literal["added", "present"]]:
         )
     missing = [name for name in SEARCH_ATTRIBUTES if name not in before]
     if missing:
-        await _add(client, missing)
-        await _until_listed(client)
+        await _add_attributes(client, missing)
+        await _wait_until_listed(client)
     return {name: "added" if name in missing else "present" for name in SEARCH_ATTRIBUTES}
 
 
@@ -175,13 +175,13 @@ def find_clashes(listed: Mapping[str, str]) -> str:
     )
 
 
-def type_name(kind: IndexedValueType.ValueType) -> str:
+def get_type_name(kind: IndexedValueType.ValueType) -> str:
     """Return the name of a type as people write it: `Keyword`, `KeywordList`."""
     name = IndexedValueType.Name(kind).removeprefix(_TYPE_PREFIX)
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-async def _add(client: Client, names: list[str]) -> None:
+async def _add_attributes(client: Client, names: list[str]) -> None:
     kinds = {
         name: IndexedValueType.Value(f"{_TYPE_PREFIX}{SEARCH_ATTRIBUTES[name].upper()}")
         for name in names
@@ -192,10 +192,10 @@ async def _add(client: Client, names: list[str]) -> None:
     except RPCError as error:
         # Another client was faster, and may have added only some of them.
         if error.status != RPCStatusCode.ALREADY_EXISTS:
-            raise _refusal(client, error) from error
+            raise _make_refusal(client, error) from error
 
 
-async def _until_listed(client: Client) -> None:
+async def _wait_until_listed(client: Client) -> None:
     deadline = time.monotonic() + _LISTED_SECONDS_MAX
     while missing := SEARCH_ATTRIBUTES.keys() - await list_attributes(client):
         if time.monotonic() > deadline:
@@ -206,7 +206,7 @@ async def _until_listed(client: Client) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _refusal(client: Client, error: RPCError) -> EverlongError:
+def _make_refusal(client: Client, error: RPCError) -> EverlongError:
     address = client.service_client.config.target_host
     said = make_printable(error.message, 200)
     host = address.rpartition(":")[0] or address

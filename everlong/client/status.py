@@ -53,7 +53,7 @@ class Observation:
     """Whether an activity is under way: a step of a thread that is paused may still end."""
 
 
-async def status(client: Client, thread_id: str) -> ThreadStatus:
+async def read_status(client: Client, thread_id: str) -> ThreadStatus:
     """Return how far a thread is. It needs a worker that runs, unless the thread was stopped."""
     return (await observe(client, thread_id)).status
 
@@ -64,31 +64,33 @@ async def observe(client: Client, thread_id: str) -> Observation:
     with translate_errors(thread_id), explain_unreadable(thread_id):
         # First, so that what it says is not newer than the status.
         description = await handle.describe()
-        ended = ended_as(description)
+        ended = describe_end(description)
         stopped = description.status == WorkflowExecutionStatus.COMPLETED
         if stopped and description.workflow_type == AGENT_WORKFLOW:
             found = await handle.result()
         else:
-            found = await cached(
+            found = await get_answer(
                 client, STATUS_QUERY, description, lambda: _query_status(client, thread_id)
             )
         if ended and found.status not in ("stopped", "archived"):
             found = dataclasses.replace(found, status=ended)
         elif found.status == "working" and (
-            waits_for := await held_by(client, description.raw_description.pending_activities)
+            waits_for := await read_held_reason(
+                client, description.raw_description.pending_activities
+            )
         ):
             found = dataclasses.replace(found, status="held", held_by=waits_for)
     return Observation(found, ended, bool(description.raw_description.pending_activities))
 
 
-def ended_as(description: WorkflowExecutionDescription) -> str:
+def describe_end(description: WorkflowExecutionDescription) -> str:
     """Return how a workflow ended, in a word; empty while it runs."""
     if description.status in (None, WorkflowExecutionStatus.RUNNING):
         return ""
     return description.status.name.lower()
 
 
-async def held_by(client: Client, activities: Iterable[PendingActivityInfo]) -> str:
+async def read_held_reason(client: Client, activities: Iterable[PendingActivityInfo]) -> str:
     """Return what the heartbeats of a pending activity say: the workflow does not hear them."""
     for pending_one in activities:
         # Others may have details that this client cannot read, and need not.
@@ -100,7 +102,7 @@ async def held_by(client: Client, activities: Iterable[PendingActivityInfo]) -> 
     return ""
 
 
-async def pending(client: Client, thread_id: str) -> list[Approval]:
+async def list_pending(client: Client, thread_id: str) -> list[Approval]:
     """Return the tool calls that wait for an approval; none if the thread has ended."""
     handle = client.get_workflow_handle(thread_id)
 
@@ -114,20 +116,22 @@ async def pending(client: Client, thread_id: str) -> list[Approval]:
 
     with translate_errors(thread_id):
         description = await handle.describe()
-        if ended_as(description):
+        if describe_end(description):
             return []
-        return await cached(client, PENDING_QUERY, description, ask)
+        return await get_answer(client, PENDING_QUERY, description, ask)
 
 
-async def arguments_of(client: Client, packs: PackStore, thread_id: str, approval: Approval) -> str:
+async def load_arguments(
+    client: Client, packs: PackStore, thread_id: str, approval: Approval
+) -> str:
     """Return the whole arguments of a call that waits for a person, from the reply that asks for it.
 
     Raises `EntryNotFound` if the journal holds another call there, because a reset has undone this one.
     """
-    thread = journal_of(client, packs, thread_id)
+    thread = open_journal(client, packs, thread_id)
     if place := _PLACE.fullmatch(approval.id):
         seq, number, digest = int(place[1]), int(place[2]), place[3]
-        entries = await thread.read((await status(client, thread_id)).head, seq, seq)
+        entries = await thread.read((await read_status(client, thread_id)).head, seq, seq)
         replies = [entry for entry in entries if entry.kind == Kind.REPLY]
         for message in await thread.messages(replies, whole=True):
             for call in message.tool_calls[number - 1 : number]:
@@ -139,7 +143,7 @@ async def arguments_of(client: Client, packs: PackStore, thread_id: str, approva
     )
 
 
-def journal_of(client: Client, packs: PackStore, thread_id: str) -> Journal:
+def open_journal(client: Client, packs: PackStore, thread_id: str) -> Journal:
     """Return the journal of a thread of the client's namespace."""
     return Journal(packs, thread_key(client.namespace, thread_id))
 
@@ -152,14 +156,14 @@ async def _query_status(client: Client, thread_id: str) -> ThreadStatus:
             rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
         )
     except RPCError as error:
-        reason = await _failing_task(client, thread_id, error)
+        reason = await _find_failing_task(client, thread_id, error)
         if not reason:
             raise
         raise NoWorker(f"thread {thread_id!r} is held: its tasks fail. {reason}") from error
     return found
 
 
-async def _failing_task(client: Client, thread_id: str, error: RPCError) -> str:
+async def _find_failing_task(client: Client, thread_id: str, error: RPCError) -> str:
     """Return why a thread's workflow tasks fail, if that is why it does not answer."""
     if "Workflow Task in failed state" not in error.message:
         return ""
@@ -223,7 +227,7 @@ def keep_answers(client: Client) -> None:
     _caches.setdefault(client, QueryCache())
 
 
-async def cached(
+async def get_answer(
     client: Client,
     query: str,
     description: WorkflowExecutionDescription,

@@ -139,23 +139,23 @@ async def restore_quarantined(packs: PackStore, keys: Sequence[str]) -> list[Cop
     store = unwrap_store(packs.store)
     found: list[Copy] = []
     for key in keys:
-        original = _original(key)
+        original = _find_original(key)
         copies = await quarantine.list_copies(store, original)
         if not copies:
-            raise _missing(original)
+            raise _make_missing_error(original)
         found.append(copies[0])
     for copy in found:
         if not await quarantine.restore(store, copy):
-            raise _missing(copy.original)  # A sweep deleted it meanwhile.
+            raise _make_missing_error(copy.original)  # A sweep deleted it meanwhile.
     return found
 
 
-def _missing(original: str) -> BlobMissing:
+def _make_missing_error(original: str) -> BlobMissing:
     return BlobMissing(
         f"{original!r} is not in quarantine. `everlong sweep --quarantine list` lists what is."
     )
 
 
-def _original(key: str) -> str:
+def _find_original(key: str) -> str:
     copy = quarantine.parse_copy(BlobInfo(key, 0))
     return key if copy is None else copy.original

@@ -9,15 +9,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 from temporalio.client import Client
 
-from everlong.client import control, diagnosis, fork, lookup, status, time_travel, wait
+from everlong.client import diagnosis, fork, lookup, status, time_travel, wait
 from everlong.client.diagnosis import Diagnosis, Report
+from everlong.client.errors import check_argument
 from everlong.client.lookup import RunPage
-from everlong.client.packs import packs_of
-from everlong.client.progress import Progress
-from everlong.client.time_travel import Past, ThreadDiff, ThreadView
-from everlong.client.updates import send
+from everlong.client.packs import find_packs
+from everlong.client.progress import ThreadProgress
+from everlong.client.time_travel import ThreadDiff, ThreadView, Timeline
+from everlong.client.updates import send, send_signal, update
 from everlong.config import TASK_QUEUE_DEFAULT
-from everlong.models import Approval, Entry, Message, ThreadStatus, seq_after
+from everlong.errors import ControlRefused, DecisionRefused
+from everlong.models import (
+    COMPACT_SIGNAL,
+    CONFIGURE_UPDATE,
+    DECIDE_UPDATE,
+    PAUSE_SIGNAL,
+    STOP_SIGNAL,
+    UNPAUSE_SIGNAL,
+    Approval,
+    Configure,
+    Control,
+    Decide,
+    Entry,
+    Message,
+    ThreadStatus,
+    seq_after,
+)
 from everlong.storage.pack_store import PackStore
 
 if TYPE_CHECKING:
@@ -61,7 +78,7 @@ class ThreadHandle:
     def packs(self) -> PackStore:
         """The store of the thread. Raises `PluginNotOnClient` if neither the client nor you gave one."""
         if self._packs is None:
-            self._packs = packs_of(self.client)
+            self._packs = find_packs(self.client)
         return self._packs
 
     # Messages.
@@ -72,7 +89,7 @@ class ThreadHandle:
         *,
         agent: str | None = None,
         seconds_max: float | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[ThreadProgress], None] | None = None,
         on_wait: Report | None = None,
     ) -> str:
         """Send a message and return the answer. With an agent, the thread is started if need be.
@@ -129,7 +146,7 @@ class ThreadHandle:
         number: int | None = None,
         *,
         seconds_max: float | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[ThreadProgress], None] | None = None,
         on_wait: Report | None = None,
     ) -> str:
         """Return the answer to a message by its number; without one, to the newest. See `ask`."""
@@ -147,11 +164,11 @@ class ThreadHandle:
 
     async def wait_until(
         self,
-        done: Callable[[Progress], bool],
+        done: Callable[[ThreadProgress], bool],
         *,
         seconds_max: float | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Progress:
+        on_progress: Callable[[ThreadProgress], None] | None = None,
+    ) -> ThreadProgress:
         """Wait until the thread's progress satisfies `done`. Reads its history; asks no worker."""
         return await wait.wait_for_progress(
             self.client, self.id, done, seconds_max=seconds_max, on_progress=on_progress
@@ -161,15 +178,15 @@ class ThreadHandle:
 
     async def status(self) -> ThreadStatus:
         """Return the thread's status. It needs a worker, unless the thread was stopped."""
-        return await status.status(self.client, self.id)
+        return await status.read_status(self.client, self.id)
 
     async def approvals(self) -> list[Approval]:
         """Return the tool calls that wait for an approval; none if the thread has ended."""
-        return await status.pending(self.client, self.id)
+        return await status.list_pending(self.client, self.id)
 
     async def arguments(self, approval: Approval) -> str:
         """Return the whole arguments of a call that waits for an approval, as JSON."""
-        return await status.arguments_of(self.client, self.packs, self.id, approval)
+        return await status.load_arguments(self.client, self.packs, self.id, approval)
 
     async def diagnose(self) -> Diagnosis | None:
         """Return what the thread waits for, if that is not its own work. Asks no worker."""
@@ -182,7 +199,7 @@ class ThreadHandle:
 
         With the address of a Temporal UI, each run has a link to its history there.
         """
-        return await lookup.runs(
+        return await lookup.list_runs(
             self.client, self.id, from_run_id=from_run_id, limit=limit, temporal_ui=temporal_ui
         )
 
@@ -196,29 +213,44 @@ class ThreadHandle:
 
     async def decide(self, approval_id: str, *, approve: bool, by: str, reason: str = "") -> None:
         """Approve or deny a tool call that waits for it. `approvals` lists them with their ids."""
-        await control.decide(self.client, self.id, approval_id, approve, by, reason)
+        decision = check_argument(
+            DecisionRefused,
+            lambda: Decide(id=approval_id, approve=approve, by=by, reason=reason),
+        )
+        await update(
+            self.client, self.id, DECIDE_UPDATE, decision, type(None), refused=DecisionRefused
+        )
 
     async def configure(
         self, changes: Mapping[str, Any], *, by: str = "", reason: str = ""
     ) -> None:
         """Change fields of the thread's policy, as in `{"steps_max": 500}`."""
-        await control.configure(self.client, self.id, changes, by, reason)
+        change = check_argument(
+            ControlRefused, lambda: Configure(changes=dict(changes), by=by, reason=reason)
+        )
+        await update(
+            self.client, self.id, CONFIGURE_UPDATE, change, type(None), refused=ControlRefused
+        )
 
     async def pause(self, *, by: str = "", reason: str = "") -> None:
         """Have the thread take no more steps. Work under way ends; messages are still queued."""
-        await control.pause(self.client, self.id, by, reason)
+        control = Control(by=by, reason=reason)
+        await send_signal(self.client, self.id, PAUSE_SIGNAL, control)
 
     async def unpause(self, *, by: str = "", reason: str = "") -> None:
         """Let the thread go on. A limit that is still reached pauses it again: raise it first."""
-        await control.unpause(self.client, self.id, by, reason)
+        control = Control(by=by, reason=reason)
+        await send_signal(self.client, self.id, UNPAUSE_SIGNAL, control)
 
     async def compact(self, *, by: str = "", reason: str = "") -> None:
         """Have the thread compact its context at the next safe point."""
-        await control.compact(self.client, self.id, by, reason)
+        control = Control(by=by, reason=reason)
+        await send_signal(self.client, self.id, COMPACT_SIGNAL, control)
 
     async def stop(self, *, by: str = "", reason: str = "") -> None:
         """Ask the thread to end at its next safe point. Its id is not used again."""
-        await control.stop(self.client, self.id, by, reason)
+        control = Control(by=by, reason=reason)
+        await send_signal(self.client, self.id, STOP_SIGNAL, control)
 
     async def fork(
         self, seq: int, new_id: str, *, agent: str | None = None, by: str = "", reason: str = ""
@@ -274,13 +306,13 @@ class ThreadHandle:
 
         Without `totals`, an archive need not be read up to this entry.
         """
-        return await time_travel.state_at(self.client, self.packs, self.id, seq, totals=totals)
+        return await time_travel.read_state(self.client, self.packs, self.id, seq, totals=totals)
 
     async def diff(
         self, first_seq: int, last_seq: int | None = None, *, entries_max: int | None = None
     ) -> ThreadDiff:
         """Return what changed from one entry to another, or to the newest."""
-        return await time_travel.diff(
+        return await time_travel.compare_states(
             self.client, self.packs, self.id, first_seq, last_seq, entries_max=entries_max
         )
 
@@ -291,7 +323,7 @@ class ThreadHandle:
 
         Of a thread that the server has deleted, the newest archive is read.
         """
-        past = await Past.open(self.client, self.packs, self.id)
+        past = await Timeline.open(self.client, self.packs, self.id)
         newest = seq_after(past.status.head) - 1
         end = newest if last_seq is None else min(last_seq, newest)
         for seq in range(max(1, first_seq), end + 1, _PAGE_ENTRIES):
@@ -301,4 +333,4 @@ class ThreadHandle:
 
     async def messages(self) -> list[Message]:
         """Return the whole conversation, long messages in full."""
-        return await time_travel.messages(self.client, self.packs, self.id)
+        return await time_travel.read_messages(self.client, self.packs, self.id)

@@ -52,7 +52,7 @@ sum(stored_bytes) FILTER (WHERE memo IS NOT NULL)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IndexFigures:
+class FleetTotals:
     """Sums over all threads of an index."""
 
     threads: int = 0
@@ -84,7 +84,9 @@ class ThreadIndex:
 
     def add(self, page: RowsPage) -> None:
         """Add what one request of the server gave."""
-        values = [_values(row, page.memos.get(row.run_id), self._reading) for row in page.rows]
+        values = [
+            _build_values(row, page.memos.get(row.run_id), self._reading) for row in page.rows
+        ]
         with self._lock:
             self._db.execute("BEGIN")
             self._db.executemany(_UPSERT, values)
@@ -144,7 +146,7 @@ class ThreadIndex:
         self, wanted: Wanted, sort: str, offset: int, limit: int
     ) -> tuple[list[ThreadRow], int]:
         """Return some threads in that order, without cards, and how many fit."""
-        where, values = _where(wanted)
+        where, values = _build_condition(wanted)
         column = _ORDERS[sort.removeprefix("-")]
         order = "DESC" if sort.startswith("-") else "ASC"
         ties = "" if column == "thread_id" else ", thread_id"
@@ -154,16 +156,16 @@ class ThreadIndex:
             (*values, limit, offset),
         )
         total = self._select("count(*)", where, values)[0][0]
-        return [_row(each) for each in found], int(total)
+        return [_parse_row(each) for each in found], int(total)
 
-    def figures(self) -> IndexFigures:
+    def figures(self) -> FleetTotals:
         """Add up all threads."""
         sums = self._select(_SUMS)[0]
         statuses = self._select("status, count(*)", "GROUP BY status ORDER BY status")
         agents = self._select(
             "DISTINCT agent", "WHERE agent != '' ORDER BY agent LIMIT ?", (AGENTS_MAX,)
         )
-        return IndexFigures(
+        return FleetTotals(
             threads=sums[0],
             open_threads=sums[1],
             by_status=dict(statuses),
@@ -185,7 +187,7 @@ class ThreadIndex:
         found = self._select(
             _ROW, f"WHERE {column} > 0 ORDER BY {column} DESC, thread_id LIMIT ?", (count,)
         )
-        return tuple(_row(each) for each in found)
+        return tuple(_parse_row(each) for each in found)
 
     def with_reasons(self, reasons: Collection[str], count: int) -> tuple[ThreadRow, ...]:
         """Return threads that are paused or have ended for one of these reasons, the newest first."""
@@ -195,7 +197,7 @@ class ThreadIndex:
             f"WHERE reason IN ({marks}) ORDER BY started_ms DESC, thread_id LIMIT ?",
             (*reasons, count),
         )
-        return tuple(_row(each) for each in found)
+        return tuple(_parse_row(each) for each in found)
 
     def resume_quantiles(self, shares: Sequence[float]) -> list[float | None]:
         """Return quantiles of the last resumes of open threads; None where no thread has resumed."""
@@ -215,7 +217,7 @@ class ThreadIndex:
             return self._db.execute(query, values).fetchall()
 
 
-def _where(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
+def _build_condition(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
     """Return the condition of a page, and its values."""
     found: list[tuple[str, object]] = []
     if wanted.text:
@@ -231,7 +233,7 @@ def _where(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
     return f"WHERE {' AND '.join(text for text, _ in found)}", tuple(value for _, value in found)
 
 
-def _values(row: ThreadRow, memo: bytes | None, reading: int) -> tuple[object, ...]:
+def _build_values(row: ThreadRow, memo: bytes | None, reading: int) -> tuple[object, ...]:
     card = row.card or ThreadCard(ms=0)
     return (
         row.thread_id,
@@ -240,27 +242,27 @@ def _values(row: ThreadRow, memo: bytes | None, reading: int) -> tuple[object, .
         row.reason,
         row.started_ms,
         row.closed_ms,
-        _bounded(row.stored_bytes),
+        _bound(row.stored_bytes),
         row.growth_bytes_per_hour,
-        _bounded(row.pending),
+        _bound(row.pending),
         row.asked_ms,
         row.last_resume_ms,
-        _bounded(card.steps),
-        _bounded(card.lag_bytes),
-        _bounded(card.tokens),
+        _bound(card.steps),
+        _bound(card.lag_bytes),
+        _bound(card.tokens),
         card.cost_usd,
-        _bounded(card.read_bytes),
+        _bound(card.read_bytes),
         memo if row.card else None,
         reading,
     )
 
 
-def _bounded(value: int) -> int:
+def _bound(value: int) -> int:
     """Return a figure that SQLite can hold and add up, whatever a memo says."""
     return max(-_INT_MAX, min(value, _INT_MAX))
 
 
-def _row(found: Sequence[Any]) -> ThreadRow:
+def _parse_row(found: Sequence[Any]) -> ThreadRow:
     return ThreadRow(
         thread_id=found[0],
         run_id="",

@@ -26,7 +26,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 from temporalio.client import Client
 
-from everlong.client.thread_index import IndexFigures, ThreadIndex
+from everlong.client.thread_index import FleetTotals, ThreadIndex
 from everlong.client.visibility import (
     PAGE_ROWS,
     QUERY,
@@ -240,7 +240,7 @@ class Directory:
         self._sorted: dict[str, tuple[ThreadRow, ...]] = {}
         self._index: ThreadIndex | None = None
         """None while all threads are in memory."""
-        self._figures = IndexFigures()
+        self._figures = FleetTotals()
         self._read_ms = 0
         self._is_complete = False
         self._problem = ""
@@ -287,8 +287,8 @@ class Directory:
                 found = await self._server_page(wanted, place, limit)
             except EverlongError as error:
                 if place.token is not None:
-                    raise _cursor_error(error) from error
-                return await self._index_page(wanted, sort, 0, limit, _problem_text(error))
+                    raise _make_cursor_error(error) from error
+                return await self._index_page(wanted, sort, 0, limit, _describe_problem(error))
             if found.total or not wanted.text:
                 return found
         return await self._index_page(wanted, sort, place.offset, limit)
@@ -319,7 +319,7 @@ class Directory:
         return self._index
 
     @property
-    def figures(self) -> IndexFigures:
+    def figures(self) -> FleetTotals:
         """Sums over the index, as it was read last."""
         return self._figures
 
@@ -357,9 +357,9 @@ class Directory:
         With `index=False` a large fleet is counted and no index is made: pages of the server need none.
         """
         client = await self._connect()
-        may_fit = self._index is None or await _in_time(count_rows(client)) <= self._rows_max
+        may_fit = self._index is None or await _await_answer(count_rows(client)) <= self._rows_max
         if may_fit and await self._read_rows(client):
-            self._index, self._figures = None, IndexFigures()
+            self._index, self._figures = None, FleetTotals()
             return
         if self._index is None:
             self._become_large()
@@ -375,8 +375,8 @@ class Directory:
         token = b""
         while time.monotonic() - began < _READ_SECONDS_MAX:
             size = _FIRST_ROWS if is_first and not token else PAGE_ROWS
-            page = await _in_time(read_rows(client, QUERY, token, self._known_card, size))
-            _collect(page, found, cards)
+            page = await _await_answer(read_rows(client, QUERY, token, self._known_card, size))
+            _collect_rows(page, found, cards)
             counts = bool(page.next_token) and size < PAGE_ROWS
             if await self._is_too_many(client, len(found), counts=counts):
                 return False
@@ -394,7 +394,7 @@ class Directory:
     async def _is_too_many(self, client: Client, found: int, *, counts: bool) -> bool:
         """Tell whether there are more threads than fit. The server `counts` before many are read."""
         if counts and found <= self._rows_max:
-            found = await _in_time(count_rows(client))
+            found = await _await_answer(count_rows(client))
         return found > self._rows_max
 
     def _missed(self, found: Mapping[str, ThreadRow]) -> dict[str, ThreadRow]:
@@ -418,7 +418,7 @@ class Directory:
         is_first = not self._figures.threads
         token = b""
         for number in range(max(1, self._index_rows_max // PAGE_ROWS)):
-            page = await _in_time(read_rows(client, QUERY, token, index.known_card))
+            page = await _await_answer(read_rows(client, QUERY, token, index.known_card))
             await asyncio.to_thread(index.add, page)
             token = page.next_token
             if not token or time.monotonic() - began > _INDEX_SECONDS_MAX:
@@ -433,7 +433,7 @@ class Directory:
 
     def _become_large(self) -> None:
         """Let go of what is in memory: there are too many threads."""
-        self._index, self._figures = ThreadIndex(), IndexFigures()
+        self._index, self._figures = ThreadIndex(), FleetTotals()
         self._cards = {}
         self._read_ms = 0
         self._show({}, is_complete=False)
@@ -516,7 +516,7 @@ class Directory:
             now = await self._visibility.by_ids([row.thread_id for row in indexed])
             rows = [now.get(row.thread_id, row) for row in indexed]
         except EverlongError as error:
-            problem = problem or _problem_text(error)
+            problem = problem or _describe_problem(error)
         end = offset + limit
         return await self._large_page(
             [row for row in rows if wanted.fits(row)],
@@ -616,7 +616,7 @@ class Directory:
                 await self._wanted.wait()
 
     def _failed(self, error: Exception) -> None:
-        problem = _problem_text(error)
+        problem = _describe_problem(error)
         if problem != self._problem:
             _LOG.warning("%s", problem)
             self._version += 1
@@ -624,13 +624,13 @@ class Directory:
         self._first.set()
 
 
-async def _in_time(asked: Awaitable[T]) -> T:
+async def _await_answer(asked: Awaitable[T]) -> T:
     """Return an answer of the server; raise TimeoutError if it takes too long."""
     async with asyncio.timeout(_PAGE_SECONDS_MAX):
         return await asked
 
 
-def _collect(
+def _collect_rows(
     page: RowsPage, found: dict[str, ThreadRow], cards: dict[str, tuple[bytes, ThreadCard]]
 ) -> None:
     """Add the rows of a page, and their cards with the digests of their memos. The newest run counts."""
@@ -644,13 +644,13 @@ def _collect(
             cards[row.thread_id] = (memo, row.card)
 
 
-def _cursor_error(error: EverlongError) -> EverlongError:
+def _make_cursor_error(error: EverlongError) -> EverlongError:
     """Return the error for a page after the first: the server refuses a cursor that is not its own."""
     if isinstance(error, ThreadNotFound | SetupRefused):
         return ConfigError(f"{error} The cursor may be of another list: begin with the first page.")
     return error
 
 
-def _problem_text(error: Exception) -> str:
+def _describe_problem(error: Exception) -> str:
     reason = str(error) if isinstance(error, EverlongError) else type(error).__name__
     return f"threads could not be read: {make_printable(reason, 300)}"

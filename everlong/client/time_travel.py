@@ -16,8 +16,8 @@ from temporalio.client import Client
 from everlong import compaction, limits
 from everlong.archive import ArchivedJournal, Manifest, StoredArchive
 from everlong.archive import manifest as manifests
-from everlong.client.status import journal_of
-from everlong.client.status import status as status_of
+from everlong.client.status import open_journal
+from everlong.client.status import read_status as status_of
 from everlong.errors import EntryNotFound, ThreadNotFound
 from everlong.models import (
     Approval,
@@ -102,7 +102,7 @@ class Scene:
         return compaction.measure_messages(self.context)
 
 
-class Past:
+class Timeline:
     """The past of one thread, up to what its journal held when this was opened."""
 
     def __init__(
@@ -122,19 +122,19 @@ class Past:
         """Newer archives that cannot be read, and why."""
 
     @classmethod
-    async def open(cls, client: Client, packs: PackStore, thread_id: str) -> "Past":
+    async def open(cls, client: Client, packs: PackStore, thread_id: str) -> "Timeline":
         """Open a thread's journal as it is now; if the thread is deleted, its newest archive."""
         try:
             status = await status_of(client, thread_id)
         except ThreadNotFound:
-            archive = await archive_of(client, packs, thread_id)
+            archive = await open_archive(client, packs, thread_id)
             if archive is None:
                 raise
-            return cls.archived(archive)
-        return cls(thread_id, status, journal_of(client, packs, thread_id))
+            return cls.from_archive(archive)
+        return cls(thread_id, status, open_journal(client, packs, thread_id))
 
     @classmethod
-    def archived(cls, archive: StoredArchive) -> "Past":
+    def from_archive(cls, archive: StoredArchive) -> "Timeline":
         """Read the past of a thread from an archive."""
         facts = archive.facts
         return cls(
@@ -145,7 +145,7 @@ class Past:
             archive.passed_over,
         )
 
-    def head_with(self, seq: int) -> SegmentRef:
+    def check_head(self, seq: int) -> SegmentRef:
         """Return the journal's head, which has to hold that entry."""
         head = self.status.head
         if head is None:
@@ -157,9 +157,9 @@ class Past:
             )
         return head
 
-    async def scene(self, seq: int) -> Scene:
+    async def load_scene(self, seq: int) -> Scene:
         """Read what a model call would have read after an entry, and no more."""
-        head = self.head_with(seq)
+        head = self.check_head(seq)
         snapshot, data = await self._snapshot(head, seq)
         base = None if snapshot is None else compaction.load(data)
         first_seq = 1 if base is None else base.upto_seq + 1
@@ -182,9 +182,9 @@ class Past:
             return None, b""
         return parse_compaction(entry).snapshot, await self.journal.snapshot(head, entry)
 
-    async def compacted(self, seq: int) -> tuple[int, int]:
+    async def estimate_compaction(self, seq: int) -> tuple[int, int]:
         """Return the size of the context after an entry, and what a compaction would leave of it."""
-        before = await self.scene(seq)
+        before = await self.load_scene(seq)
         policy = self.status.policy
         # In a thread: it takes some tens of milliseconds, and other requests are answered meanwhile.
         after = await asyncio.to_thread(
@@ -201,20 +201,20 @@ class Past:
         )
         return before.context_bytes, compaction.measure_messages(context)
 
-    async def totals(self, seq: int) -> Totals:
+    async def load_totals(self, seq: int) -> Totals:
         """Return the totals of all entries up to one. Only an archive is read whole for them."""
-        return await self.journal.totals(self.head_with(seq), seq)
+        return await self.journal.totals(self.check_head(seq), seq)
 
-    async def pending(self, seq: int) -> tuple[Approval, ...]:
+    async def load_pending(self, seq: int) -> tuple[Approval, ...]:
         """Return the approvals that waited after an entry. They belong to the newest reply."""
-        head = self.head_with(seq)
+        head = self.check_head(seq)
         reply = await self.journal.last(head, Kind.REPLY, before_seq=seq)
         if reply is None:
             return ()
-        return pending_after(await self.journal.read(head, reply.seq, seq))
+        return find_pending(await self.journal.read(head, reply.seq, seq))
 
 
-async def archive_of(
+async def open_archive(
     client: Client, packs: PackStore, thread_id: str, archive_id: str | None = None
 ) -> StoredArchive | None:
     """Open an archive of a thread, the newest if none is named; None if there is none.
@@ -234,7 +234,7 @@ async def archive_of(
     return archive
 
 
-async def journal(
+async def read_journal(
     client: Client,
     packs: PackStore,
     thread_id: str,
@@ -242,19 +242,19 @@ async def journal(
     last_seq: int | None = None,
 ) -> list[Entry]:
     """Return the entries of a range, or all; those that are not there are left out."""
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     return await past.journal.read(past.status.head, max(1, first_seq), last_seq)
 
 
-async def messages(client: Client, packs: PackStore, thread_id: str) -> list[Message]:
+async def read_messages(client: Client, packs: PackStore, thread_id: str) -> list[Message]:
     """Return a thread's whole conversation, long messages in full, read from its journal."""
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     entries = await past.journal.read(past.status.head)
     spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
     return await past.journal.messages(spoken, whole=True)
 
 
-async def state_at(
+async def read_state(
     client: Client, packs: PackStore, thread_id: str, seq: int, *, totals: bool = True
 ) -> ThreadView:
     """Return what a thread was right after an entry, and what its model would have read then.
@@ -262,15 +262,15 @@ async def state_at(
     It costs no more in a long journal than in a short one. Of an archive, totals take a read of all of
     its entries up to this one.
     """
-    past = await Past.open(client, packs, thread_id)
-    scene = await past.scene(seq)
+    past = await Timeline.open(client, packs, thread_id)
+    scene = await past.load_scene(seq)
     return ThreadView(
         thread_id=thread_id,
         agent=past.status.agent,
         seq=seq,
         time_ms=scene.time_ms,
-        totals=await past.totals(seq) if totals else None,
-        pending=await past.pending(seq),
+        totals=await past.load_totals(seq) if totals else None,
+        pending=await past.load_pending(seq),
         facts=scene.facts,
         snapshot=scene.snapshot,
         context=scene.context,
@@ -278,7 +278,7 @@ async def state_at(
     )
 
 
-async def diff(
+async def compare_states(
     client: Client,
     packs: PackStore,
     thread_id: str,
@@ -292,17 +292,17 @@ async def diff(
     With `entries_max`, no more than the newest of the entries between are read: contexts and facts are
     compared all the same.
     """
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     if last_seq is None:
         last_seq = max(first_seq, seq_after(past.status.head) - 1)
     if first_seq > last_seq:
         raise EntryNotFound(
             f"entry {first_seq} is after entry {last_seq}; give the earlier one first"
         )
-    before, after = await past.scene(first_seq), await past.scene(last_seq)
+    before, after = await past.load_scene(first_seq), await past.load_scene(last_seq)
     between = last_seq - first_seq
     listed = between if entries_max is None else min(between, entries_max)
-    entries = await past.journal.read(past.head_with(last_seq), last_seq - listed + 1, last_seq)
+    entries = await past.journal.read(past.check_head(last_seq), last_seq - listed + 1, last_seq)
     return ThreadDiff(
         thread_id=thread_id,
         first_seq=first_seq,
@@ -310,13 +310,13 @@ async def diff(
         entries=tuple(entries),
         left_out=between - listed,
         totals=add_up(entries),
-        context_added=added(before.context, after.context),
-        context_removed=added(after.context, before.context),
+        context_added=find_added(before.context, after.context),
+        context_removed=find_added(after.context, before.context),
         context_bytes=(before.context_bytes, after.context_bytes),
-        facts_added=added(before.facts, after.facts),
-        facts_removed=added(after.facts, before.facts),
-        asked=asked_in(entries),
-        decided=decided_in(entries),
+        facts_added=find_added(before.facts, after.facts),
+        facts_removed=find_added(after.facts, before.facts),
+        asked=find_asked(entries),
+        decided=find_decided(entries),
     )
 
 
@@ -329,7 +329,7 @@ _CONTROL: Final = TypeAdapter(ControlNote)
 _ENDS_CALLS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.FAILURE, Kind.FORK})
 
 
-def pending_after(entries: Iterable[Entry]) -> tuple[Approval, ...]:
+def find_pending(entries: Iterable[Entry]) -> tuple[Approval, ...]:
     """Return the approvals that wait after these entries, the oldest first."""
     waiting: dict[str, Approval] = {}
     for entry in entries:
@@ -348,21 +348,21 @@ def pending_after(entries: Iterable[Entry]) -> tuple[Approval, ...]:
     return tuple(waiting.values())
 
 
-def asked_in(entries: Iterable[Entry]) -> tuple[Approval, ...]:
+def find_asked(entries: Iterable[Entry]) -> tuple[Approval, ...]:
     """Return the approvals that were asked for."""
     return tuple(
         _APPROVAL.validate_python(entry.data) for entry in entries if entry.kind == Kind.ASKED
     )
 
 
-def decided_in(entries: Iterable[Entry]) -> tuple[Decided, ...]:
+def find_decided(entries: Iterable[Entry]) -> tuple[Decided, ...]:
     """Return the decisions that were made, by people and by deadlines."""
     return tuple(
         _DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED
     )
 
 
-def added(before: Sequence[H], after: Sequence[H]) -> tuple[H, ...]:
+def find_added(before: Sequence[H], after: Sequence[H]) -> tuple[H, ...]:
     """Return what `after` has and `before` has not, in order; what is there twice counts twice."""
     left = Counter(before)
     found = []

@@ -37,19 +37,21 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong import limits
 from everlong.client.diagnosis import Report, Watch
 from everlong.client.errors import (
-    argument,
+    check_argument,
     explain_unreadable,
     is_closed,
     translate_errors,
     translate_rpc_error,
 )
-from everlong.client.follower import decoder, long_polls, pause_after
+from everlong.client.follower import get_long_polls, make_decoder, pause_after
 from everlong.client.search_attributes import has_attributes
-from everlong.client.status import WORKER_SECONDS_MAX, journal_of
-from everlong.errors import MessageRefused, NoWorker, ThreadError, ThreadNotFound
+from everlong.client.status import WORKER_SECONDS_MAX, open_journal
+from everlong.errors import ControlRefused, MessageRefused, NoWorker, ThreadError, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
     SEND_UPDATE,
+    Control,
+    ControlNote,
     Kind,
     Message,
     SendMessage,
@@ -139,7 +141,14 @@ async def start_update(
     """Send an update and return its handle, once the thread has accepted or refused it. See `update`."""
     give_up = time.monotonic() + (_BUSY_SECONDS_MAX if seconds_max is None else seconds_max)
     request = _Update(
-        client, thread_id, name, argument, result_type, update_id or str(uuid.uuid4()), start, stage
+        client,
+        thread_id,
+        name,
+        argument,
+        result_type,
+        update_id or str(uuid.uuid4()),
+        start,
+        stage,
     )
     check_seconds = WORKER_SECONDS_MAX
     async with contextlib.AsyncExitStack() as stack:
@@ -197,7 +206,7 @@ class _Update(Generic[T]):
             except RPCError as error:
                 if time.monotonic() + pause_seconds > deadline:
                     raise
-                if not await _met_a_roll(self.client, self.thread_id, error):
+                if not await _has_met_roll(self.client, self.thread_id, error):
                     raise
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
@@ -228,10 +237,10 @@ class _Update(Generic[T]):
 
         If the server does not know the update, as after a restart, it is sent again next.
         """
-        polls = long_polls(self.client)
+        polls = get_long_polls(self.client)
         if polls.are_too_many and not await polls.is_free_within(_POLL_SECONDS_MAX):
             return None
-        request = poll_request(self.client, self.thread_id, self.id)
+        request = build_poll_request(self.client, self.thread_id, self.id)
         request.wait_policy.CopyFrom(WaitPolicy(lifecycle_stage=_STAGES[self.stage]))
         try:
             with polls.counted():
@@ -257,7 +266,15 @@ class _Update(Generic[T]):
         )
 
 
-def poll_request(
+async def send_signal(
+    client: Client, thread_id: str, name: str, argument: Control | ControlNote
+) -> None:
+    """Send a signal. The server stores it; the thread acts on it at its next task."""
+    with translate_errors(thread_id, ControlRefused):
+        await client.get_workflow_handle(thread_id).signal(name, argument)
+
+
+def build_poll_request(
     client: Client, thread_id: str, update_id: str, run_id: str = ""
 ) -> PollWorkflowExecutionUpdateRequest:
     """Return a request that asks for an update of one run, or of the newest."""
@@ -278,7 +295,7 @@ def raise_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-async def _met_a_roll(client: Client, thread_id: str, error: RPCError) -> bool:
+async def _has_met_roll(client: Client, thread_id: str, error: RPCError) -> bool:
     """Tell whether an update failed only because the run that it was for is ending."""
     if error.status == RPCStatusCode.FAILED_PRECONDITION:
         return True
@@ -331,10 +348,10 @@ async def poll_turn_end(
     the thread has refused the message.
     """
     thread_id = handle.workflow_id
-    outcome = await _poll(client, handle, on_problem)
+    outcome = await _poll_outcome(client, handle, on_problem)
     if outcome is not None and outcome.HasField("success"):
         with explain_unreadable(thread_id):
-            found: TurnEnd = await decoder(client, thread_id)(
+            found: TurnEnd = await make_decoder(client, thread_id)(
                 outcome.success.payloads, TurnEnd, None
             )
         return found
@@ -351,15 +368,17 @@ async def poll_turn_end(
             return None
 
 
-async def _poll(
+async def _poll_outcome(
     client: Client, handle: WorkflowUpdateHandle[TurnEnd], on_problem: Callable[[str], None]
 ) -> Outcome | None:
     """Return the outcome of an update; None if the server does not know the update."""
-    request = poll_request(client, handle.workflow_id, handle.id, handle.workflow_run_id or "")
-    polls = long_polls(client)
+    request = build_poll_request(
+        client, handle.workflow_id, handle.id, handle.workflow_run_id or ""
+    )
+    polls = get_long_polls(client)
     looks = failures = 0
     while True:
-        is_long = not polls.are_too_many or await polls.is_free_within(_look_seconds(looks))
+        is_long = not polls.are_too_many or await polls.is_free_within(_compute_look_seconds(looks))
         looks = 0 if is_long else looks + 1
         stage = _STAGE_COMPLETED if is_long else _AT_ONCE
         request.wait_policy.CopyFrom(WaitPolicy(lifecycle_stage=stage))
@@ -386,7 +405,7 @@ async def _poll(
         failures += 1
 
 
-def _look_seconds(looks: int) -> float:
+def _compute_look_seconds(looks: int) -> float:
     """Return how long to wait for a long poll before the next look: longer each time, in bounds."""
     seconds = min(_LOOK_SECONDS_MIN * _LOOK_FACTOR ** min(looks, 10), _LOOK_SECONDS_MAX)
     return seconds * random.uniform(0.8, 1.2)  # noqa: S311
@@ -437,7 +456,7 @@ async def store_message(
 ) -> SendMessage:
     """Return a message to send. A long text is stored first, and the message holds its ref."""
     # An id in any case: the SDK may send an update twice that meets a roll.
-    message = argument(
+    message = check_argument(
         MessageRefused, lambda: SendMessage(id=message_id or uuid.uuid4().hex, text="")
     )
     text = text.encode(errors="replace").decode()  # Lone surrogates cannot be stored.
@@ -459,7 +478,7 @@ async def store_message(
             "send without a store. Give `packs`, the store of the workers, to send a longer one."
         )
     entry, stored_bytes = await write_message(
-        journal_of(client, packs, thread_id),
+        open_journal(client, packs, thread_id),
         Kind.MESSAGE,
         Message(role="user", text=text),
         time.time_ns() // 1_000_000,
@@ -493,7 +512,7 @@ async def deliver(
         dataclasses.replace(message, agent=agent or ""),
         int,
         update_id=update_id or message.id,
-        start=await _start(client, thread_id, task_queue, agent),
+        start=await _make_start(client, thread_id, task_queue, agent),
         seconds_max=seconds_max,
         watch=watch,
     )
@@ -520,7 +539,7 @@ async def deliver_and_wait(
         dataclasses.replace(message, agent=agent or "", until_answered=True),
         TurnEnd,
         update_id=message.id,
-        start=await _start(client, thread_id, task_queue, agent),
+        start=await _make_start(client, thread_id, task_queue, agent),
         seconds_max=seconds_max,
         watch=watch,
     )
@@ -544,7 +563,7 @@ async def check_startable(client: Client, thread_id: str, agent: str | None) -> 
     return False
 
 
-async def _start(
+async def _make_start(
     client: Client, thread_id: str, task_queue: str, agent: str | None
 ) -> Start | None:
     """Return what starts a thread, if it is not there; None if it has to be there."""

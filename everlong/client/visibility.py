@@ -48,7 +48,7 @@ _CARD: Final = TypeAdapter(ThreadCard)
 _ENDS: Final = frozenset({"stopped", "archived"})
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a text as it stands in a query of visibility."""
     text = text.replace("\\", "\\\\").replace("'", "''")
     return f"'{text}'"
@@ -114,7 +114,7 @@ async def read_rows(
     memos: dict[str, bytes] = {}
     for start in range(0, len(found.executions), _SLICE_ROWS):
         part = found.executions[start : start + _SLICE_ROWS]
-        rows += await _rows(client, part, known, memos)
+        rows += await _build_rows(client, part, known, memos)
         await asyncio.sleep(0)  # Others are answered meanwhile.
     return RowsPage(rows, memos, found.next_page_token)
 
@@ -128,7 +128,7 @@ async def count_rows(client: Client, query: str = QUERY) -> int:
         raise translate_rpc_error(error, "") from error
 
 
-async def _rows(
+async def _build_rows(
     client: Client,
     executions: Sequence[WorkflowExecutionInfo],
     known: KnownCard | None,
@@ -147,11 +147,11 @@ async def _rows(
             fresh[run_id] = payload
         else:
             cards[run_id] = card
-    cards |= await cards_of(client, fresh)
-    return [row_of(info, cards.get(info.execution.run_id)) for info in executions]
+    cards |= await decode_cards(client, fresh)
+    return [build_row(info, cards.get(info.execution.run_id)) for info in executions]
 
 
-async def cards_of(client: Client, payloads: Mapping[str, Payload]) -> dict[str, ThreadCard]:
+async def decode_cards(client: Client, payloads: Mapping[str, Payload]) -> dict[str, ThreadCard]:
     """Decode memos, all at once. One that cannot be read is as good as none, and spoils no other."""
     if not payloads:
         return {}
@@ -162,23 +162,24 @@ async def cards_of(client: Client, payloads: Mapping[str, Payload]) -> dict[str,
     except (EverlongError, TemporalError, ValueError):
         if len(payloads) == 1:
             return {}
-        alone = [await cards_of(client, {each: payloads[each]}) for each in payloads]
+        alone = [await decode_cards(client, {each: payloads[each]}) for each in payloads]
         return {run_id: card for found in alone for run_id, card in found.items()}
-    cards = zip(payloads, (_card(payload.data) for payload in decoded), strict=True)
+    cards = zip(payloads, (_parse_card(payload.data) for payload in decoded), strict=True)
     return {run_id: card for run_id, card in cards if card is not None}
 
 
-def _card(data: bytes) -> ThreadCard | None:
+def _parse_card(data: bytes) -> ThreadCard | None:
     try:
         return _CARD.validate_json(data)
     except ValidationError:
         return None
 
 
-def row_of(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> ThreadRow:
+def build_row(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> ThreadRow:
     """Return the row of an execution."""
     said = {
-        name: _value(payload) for name, payload in info.search_attributes.indexed_fields.items()
+        name: _parse_value(payload)
+        for name, payload in info.search_attributes.indexed_fields.items()
     }
     is_open = info.status not in CLOSED
     asked = said.get(attributes.ASKED_AT.name)
@@ -186,14 +187,14 @@ def row_of(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> Threa
         thread_id=info.execution.workflow_id,
         run_id=info.execution.run_id,
         agent=str(said.get(attributes.AGENT.name) or ""),
-        status=_status(info, str(said.get(attributes.STATUS.name) or ""), is_open=is_open),
+        status=_describe_status(info, str(said.get(attributes.STATUS.name) or ""), is_open=is_open),
         reason=str(said.get(attributes.REASON.name) or ""),
         started_ms=info.start_time.ToMilliseconds(),
         closed_ms=None if is_open else info.close_time.ToMilliseconds(),
         stored_bytes=card.stored_bytes if card else int(said.get(attributes.STATE_BYTES.name) or 0),
-        growth_bytes_per_hour=_growth(card, said) if is_open else 0.0,
+        growth_bytes_per_hour=_compute_growth(card, said) if is_open else 0.0,
         pending=int(said.get(attributes.PENDING.name) or 0) if is_open else 0,
-        asked_ms=_ms(asked) if asked and is_open else None,
+        asked_ms=_parse_ms(asked) if asked and is_open else None,
         last_resume_ms=float(
             said.get(attributes.LAST_RESUME.name) or (card.resume_ms if card else 0.0)
         ),
@@ -202,7 +203,7 @@ def row_of(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> Threa
     )
 
 
-def _growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
+def _compute_growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
     """Return a thread's growth now, from the sizes on its card; without a card, as it last said.
 
     The clock is rounded to the minute, so that rows which are read again in it are equal.
@@ -213,7 +214,7 @@ def _growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
     return compute_growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
 
 
-def _status(info: WorkflowExecutionInfo, said: str, *, is_open: bool) -> str:
+def _describe_status(info: WorkflowExecutionInfo, said: str, *, is_open: bool) -> str:
     if is_open:
         return said or "running"
     name = WorkflowExecutionStatus.Name(info.status).removeprefix(_STATUS_PREFIX).lower()
@@ -222,14 +223,14 @@ def _status(info: WorkflowExecutionInfo, said: str, *, is_open: bool) -> str:
     return name
 
 
-def _value(payload: Payload) -> Any:
+def _parse_value(payload: Payload) -> Any:
     try:
         return json.loads(payload.data)
     except ValueError:
         return None
 
 
-def _ms(text: object) -> int | None:
+def _parse_ms(text: object) -> int | None:
     try:
         return int(datetime.fromisoformat(str(text)).timestamp() * 1000)
     except ValueError:
@@ -272,7 +273,7 @@ class Wanted:
         )
 
 
-def query_of(wanted: Wanted, *, attributes: bool) -> str | None:
+def build_query(wanted: Wanted, *, attributes: bool) -> str | None:
     """Return the query that lists these threads; None if no thread can fit.
 
     A thread with the id `wanted.text` itself is not among them: it is looked up by its id. Without
@@ -283,21 +284,21 @@ def query_of(wanted: Wanted, *, attributes: bool) -> str | None:
         return None
     parts: list[str] = [QUERY]
     if wanted.status:
-        status = _status_query(wanted.status, attributes=attributes)
+        status = _build_status_query(wanted.status, attributes=attributes)
         if status is None:
             return None
         parts.append(status)
     if wanted.agent:
         if not attributes:
             return None
-        parts.append(f"EverlongAgent = {quoted(wanted.agent)}")
+        parts.append(f"EverlongAgent = {quote_text(wanted.agent)}")
     if wanted.text:
-        text = quoted(wanted.text)
+        text = quote_text(wanted.text)
         parts.append(f"WorkflowId STARTS_WITH {text} AND WorkflowId != {text}")
     return " AND ".join(parts)
 
 
-def _status_query(status: str, *, attributes: bool) -> str | None:
+def _build_status_query(status: str, *, attributes: bool) -> str | None:
     """Return the condition for a status as `row_of` words it."""
     if status in _END_STATUSES:
         return f"ExecutionStatus = '{_END_STATUSES[status]}'"
@@ -313,7 +314,7 @@ def _status_query(status: str, *, attributes: bool) -> str | None:
     if not attributes:
         return None
     execution = "Completed" if status == "archived" else "Running"
-    return f"ExecutionStatus = '{execution}' AND EverlongStatus = {quoted(status)}"
+    return f"ExecutionStatus = '{execution}' AND EverlongStatus = {quote_text(status)}"
 
 
 class Visibility:
@@ -361,12 +362,12 @@ class Visibility:
         attributes = bool(wanted.status or wanted.agent) and await has_attributes(
             await self._connect()
         )
-        return query_of(wanted, attributes=attributes)
+        return build_query(wanted, attributes=attributes)
 
     async def _read(self, query: str, token: bytes, limit: int) -> RowsPage:
         client = await self._connect()
         page = await read_rows(client, query, token, size=limit)
-        rows = _newest(page.rows)
+        rows = _keep_newest(page.rows)
         # An id may have been reset or used again: a closed run is not the thread if it has a newer one.
         closed = sorted(thread_id for thread_id, row in rows.items() if not row.is_open)
         newest = await self._read_ids(closed)
@@ -378,11 +379,11 @@ class Visibility:
         return RowsPage(kept, {}, page.next_token)
 
     async def _read_ids(self, thread_ids: Sequence[str]) -> dict[str, ThreadRow]:
-        listed = ", ".join(quoted(each) for each in thread_ids if "\0" not in each)
+        listed = ", ".join(quote_text(each) for each in thread_ids if "\0" not in each)
         if not listed:
             return {}
         page = await read_rows(await self._connect(), f"{QUERY} AND WorkflowId IN ({listed})")
-        return _newest(page.rows)
+        return _keep_newest(page.rows)
 
     async def _describe(self, thread_id: str) -> ThreadRow | None:
         client = await self._connect()
@@ -392,17 +393,21 @@ class Visibility:
             if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
                 return None
             raise translate_rpc_error(error, thread_id) from error
-        return await _described(client, found) if found.workflow_type == AGENT_WORKFLOW else None
+        return (
+            await _build_described_row(client, found)
+            if found.workflow_type == AGENT_WORKFLOW
+            else None
+        )
 
 
-async def _described(client: Client, found: WorkflowExecutionDescription) -> ThreadRow:
+async def _build_described_row(client: Client, found: WorkflowExecutionDescription) -> ThreadRow:
     info = found.raw_description.workflow_execution_info
     payload = info.memo.fields.get(CARD_MEMO)
-    cards = {} if payload is None else await cards_of(client, {"": payload})
-    return row_of(info, cards.get(""))
+    cards = {} if payload is None else await decode_cards(client, {"": payload})
+    return build_row(info, cards.get(""))
 
 
-def _newest(rows: Sequence[ThreadRow]) -> dict[str, ThreadRow]:
+def _keep_newest(rows: Sequence[ThreadRow]) -> dict[str, ThreadRow]:
     found: dict[str, ThreadRow] = {}
     for row in rows:
         before = found.get(row.thread_id)

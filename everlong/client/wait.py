@@ -20,13 +20,13 @@ from temporalio.client import Client, WorkflowUpdateHandle
 from everlong.client.diagnosis import Report, Watch
 from everlong.client.errors import explain_unreadable, translate_errors
 from everlong.client.follower import Follower, ProgressFollower
-from everlong.client.progress import Progress, progress_of
+from everlong.client.progress import ThreadProgress, make_progress
 from everlong.client.status import (
     Observation,
-    ended_as,
-    held_by,
-    journal_of,
+    describe_end,
     observe,
+    open_journal,
+    read_held_reason,
 )
 from everlong.client.updates import (
     check_startable,
@@ -79,7 +79,7 @@ def _ignore(_: object) -> None:
     """Do nothing with a progress or a status."""
 
 
-def _log(thread_id: str) -> Report:
+def _make_logger(thread_id: str) -> Report:
     """Return what logs a diagnosis, for callers that do not take it themselves."""
     return lambda text: logger.warning("thread %s waits: %s", show_id(thread_id), text)
 
@@ -93,7 +93,7 @@ async def ask(
     task_queue: str,
     agent: str | None = None,
     seconds_max: float | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[ThreadProgress], None] | None = None,
     on_wait: Report | None = None,
 ) -> str:
     """Send a message and return the answer. With an agent, the thread is started if need be.
@@ -107,23 +107,25 @@ async def ask(
     deadline = None if seconds_max is None else time.monotonic() + seconds_max
     await check_startable(client, thread_id, agent)
     message = await store_message(client, packs, thread_id, text)
-    async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
+    async with Watch(client, thread_id, on_wait or _make_logger(thread_id)) as watch:
         delivery = _Delivery(client, thread_id, message, task_queue, agent, deadline, watch)
         if on_progress is not None:
             number = await delivery.queue()
-            wait = _Wait(client, thread_id, _left_seconds(deadline), watch)
-            return await _answered(client, packs, thread_id, number, wait, on_progress)
+            wait = _Wait(client, thread_id, _compute_left_seconds(deadline), watch)
+            return await _wait_for_answer(client, packs, thread_id, number, wait, on_progress)
         handle = await delivery.start()
-        wait = _Wait(client, thread_id, _left_seconds(deadline), watch)
+        wait = _Wait(client, thread_id, _compute_left_seconds(deadline), watch)
         ended = await wait.turn(handle)
         if ended is None:
-            number, run_id = await _queued_again(delivery, wait), ""
+            number, run_id = await _queue_again(delivery, wait), ""
         elif ended.head is not None:
             with explain_unreadable(thread_id):
-                return await _text_at(journal_of(client, packs, thread_id), ended.head, ended.seq)
+                return await _load_text(
+                    open_journal(client, packs, thread_id), ended.head, ended.seq
+                )
         else:
             number, run_id = ended.number, handle.workflow_run_id or ""
-        return await _answered(client, packs, thread_id, number, wait, on_progress, run_id)
+        return await _wait_for_answer(client, packs, thread_id, number, wait, on_progress, run_id)
 
 
 async def wait_for_answer(
@@ -133,32 +135,32 @@ async def wait_for_answer(
     number: int,
     *,
     seconds_max: float | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[ThreadProgress], None] | None = None,
     on_wait: Report | None = None,
 ) -> str:
     """Return the answer to a message that was sent, by its number. See `ask`."""
-    async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
+    async with Watch(client, thread_id, on_wait or _make_logger(thread_id)) as watch:
         wait = _Wait(client, thread_id, seconds_max, watch)
-        return await _answered(client, packs, thread_id, number, wait, on_progress)
+        return await _wait_for_answer(client, packs, thread_id, number, wait, on_progress)
 
 
-async def _answered(
+async def _wait_for_answer(
     client: Client,
     packs: PackStore,
     thread_id: str,
     number: int,
     wait: "_Wait",
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[ThreadProgress], None] | None,
     run_id: str = "",
 ) -> str:
     """Return the answer to a message; `run_id` is a run in which its turn had not ended at first."""
     async for seen in wait.progress(on_progress or _ignore, run_id):
         if seen.answered >= number:
             with explain_unreadable(thread_id):
-                return await answer_to(client, packs, thread_id, number, seen)
+                return await load_answer(client, packs, thread_id, number, seen)
         if seen.status == "paused" and not seen.is_busy and (pause := await wait.pause(seen)):
             raise ThreadPaused(
-                f"thread {thread_id!r} is paused ({_why_paused(pause)}). Message {number} stays "
+                f"thread {thread_id!r} is paused ({_describe_pause(pause)}). Message {number} stays "
                 f"queued; go on with: everlong unpause {quote_id(thread_id)}"
             )
     raise AssertionError("a wait ends with an error only")
@@ -167,11 +169,11 @@ async def _answered(
 async def wait_for_progress(
     client: Client,
     thread_id: str,
-    done: Callable[[Progress], bool],
+    done: Callable[[ThreadProgress], bool],
     *,
     seconds_max: float | None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Progress:
+    on_progress: Callable[[ThreadProgress], None] | None = None,
+) -> ThreadProgress:
     """Wait until a thread is as far as wanted, by its history alone."""
     async for seen in _Wait(client, thread_id, seconds_max).progress(on_progress or _ignore):
         if done(seen):
@@ -227,12 +229,12 @@ class _Wait:
         return await self._in_time(poll_turn_end(self._client, handle, keep))
 
     async def progress(
-        self, report: Callable[[Progress], None], run_id: str = ""
-    ) -> AsyncIterator[Progress]:
+        self, report: Callable[[ThreadProgress], None], run_id: str = ""
+    ) -> AsyncIterator[ThreadProgress]:
         """Yield the thread's progress: at first, and with each change. It may begin with a given run."""
         source = ProgressFollower(self._client, self._thread_id, run_id)
         self._is_at_end = source.follower.is_at_end
-        last: Progress | None = None
+        last: ThreadProgress | None = None
 
         def report_held(text: str) -> None:
             # Heartbeats are in no history: the watch reads them now and then.
@@ -259,11 +261,11 @@ class _Wait:
                 await self._in_time(asyncio.sleep(self._rest_seconds()))
         # Of a team's own workflow, the events mean something else.
         async for observed in self.observations():
-            seen = progress_of(observed.status, ended=observed.ended, is_busy=observed.is_busy)
+            seen = make_progress(observed.status, ended=observed.ended, is_busy=observed.is_busy)
             report(seen)
             yield seen
 
-    async def pause(self, seen: Progress) -> Pause | None:
+    async def pause(self, seen: ThreadProgress) -> Pause | None:
         """Return why a thread is paused; None if it is not, or has gone on meanwhile.
 
         A pause by a person is in the history. The details of one by the policy are asked for: by the
@@ -317,12 +319,12 @@ class _Wait:
             self._last_known = f". {error}"
             with translate_errors(self._thread_id):
                 described = await self._client.get_workflow_handle(self._thread_id).describe()
-            self._check_alive(ended_as(described))
+            self._check_alive(describe_end(described))
             return None
         except ServerUnreachable as error:
             self._last_known = f". {error}"
             return None
-        self._learn("", progress_of(seen.status))
+        self._learn("", make_progress(seen.status))
         return seen
 
     async def _held(self, seen: Observation) -> Observation | None:
@@ -331,7 +333,7 @@ class _Wait:
             return None
         with translate_errors(self._thread_id):
             described = await self._client.get_workflow_handle(self._thread_id).describe()
-        text = await held_by(self._client, described.raw_description.pending_activities)
+        text = await read_held_reason(self._client, described.raw_description.pending_activities)
         if text == seen.status.held_by:
             return None
         status = dataclasses.replace(
@@ -358,7 +360,7 @@ class _Wait:
 
     def _pause_seconds(self) -> float:
         """Return how long to wait before the next query: a twentieth of the time so far, in bounds."""
-        return pause_seconds(time.monotonic() - self._begun)
+        return compute_pause_seconds(time.monotonic() - self._begun)
 
     def _rest_seconds(self) -> float:
         """Return how long to wait before the next long poll, so that a busy thread costs few of them.
@@ -368,7 +370,7 @@ class _Wait:
         """
         return min((time.monotonic() - self._begun) / 20, _REST_SECONDS_MAX)
 
-    def _learn(self, problem: str, seen: Progress | None) -> None:
+    def _learn(self, problem: str, seen: ThreadProgress | None) -> None:
         """Keep the last known reason, for the error if time runs out."""
         if problem:
             self._last_known = f". {problem}"
@@ -394,35 +396,35 @@ class _Wait:
             )
 
 
-def pause_seconds(elapsed_seconds: float) -> float:
+def compute_pause_seconds(elapsed_seconds: float) -> float:
     """Return how long to wait before the next try: a twentieth of the time so far, within bounds."""
     return min(max(_PAUSE_SECONDS_MIN, elapsed_seconds / 20), _PAUSE_SECONDS_MAX)
 
 
-async def answer_to(
+async def load_answer(
     client: Client,
     packs: PackStore,
     thread_id: str,
     number: int,
-    found: ThreadStatus | Progress,
+    found: ThreadStatus | ThreadProgress,
 ) -> str:
     """Return the answer to a message whose turn has ended, reading no other entry where possible."""
-    journal = journal_of(client, packs, thread_id)
+    journal = open_journal(client, packs, thread_id)
     seqs = [each.seq for each in found.answers if each.number == number]
     if found.head is None:
         raise TurnFailed("the message has no turn yet")
-    seq = seqs[0] if seqs else await _end_of_turn(journal, found.head, number)
-    return await _text_at(journal, found.head, seq)
+    seq = seqs[0] if seqs else await _find_end_of_turn(journal, found.head, number)
+    return await _load_text(journal, found.head, seq)
 
 
-async def _text_at(journal: Journal, head: SegmentRef, seq: int) -> str:
+async def _load_text(journal: Journal, head: SegmentRef, seq: int) -> str:
     """Return the answer that an entry holds; raise `TurnFailed` if it holds none."""
     entry = await journal.entry(head, seq)
     [message] = await journal.messages([entry], whole=True)
-    return _text_of(message)
+    return _get_text(message)
 
 
-def answer(conversation: Sequence[Message], number: int) -> str:
+def find_answer(conversation: Sequence[Message], number: int) -> str:
     """Return the text that ended the turn of message `number`; raise `TurnFailed` if none did."""
     turn = 0
     last = Message(role="failure", text="the message has no turn yet")
@@ -430,10 +432,10 @@ def answer(conversation: Sequence[Message], number: int) -> str:
         turn += message.role == "user"
         if turn == number:
             last = message
-    return _text_of(last)
+    return _get_text(last)
 
 
-def _text_of(message: Message) -> str:
+def _get_text(message: Message) -> str:
     if message.role == "failure":
         raise TurnFailed(message.text)
     if message.role != "assistant" or message.tool_calls:
@@ -441,7 +443,7 @@ def _text_of(message: Message) -> str:
     return message.text
 
 
-async def _end_of_turn(journal: Journal, head: SegmentRef, number: int) -> int:
+async def _find_end_of_turn(journal: Journal, head: SegmentRef, number: int) -> int:
     """Return the seq of the last message of a turn that ended long ago."""
     turn, last = 0, None
     for first_seq in range(1, seq_after(head), SCAN_ENTRIES):
@@ -494,10 +496,10 @@ class _Delivery:
             except (NoWorker, ServerUnreachable):
                 if self.deadline is not None and time.monotonic() >= self.deadline:
                     raise
-            await asyncio.sleep(pause_seconds(now - started))
+            await asyncio.sleep(compute_pause_seconds(now - started))
 
 
-async def _queued_again(delivery: _Delivery, wait: _Wait) -> int:
+async def _queue_again(delivery: _Delivery, wait: _Wait) -> int:
     """Return the number of a message whose update is lost: terminated with its run, reset, or deleted.
 
     The thread knows the message by its id. The update has another id, because after a reset the server
@@ -514,10 +516,10 @@ async def _queued_again(delivery: _Delivery, wait: _Wait) -> int:
         raise
 
 
-def _left_seconds(deadline: float | None) -> float | None:
+def _compute_left_seconds(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _why_paused(pause: Pause) -> str:
+def _describe_pause(pause: Pause) -> str:
     by = f"by {pause.by}" if pause.by else "by an unnamed caller"
     return f"{by}: {pause.reason}" if pause.reason else by

@@ -16,12 +16,11 @@ from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from temporalio.client import Client
 
-from everlong.client.control import decide
 from everlong.client.lookup import measure_size
-from everlong.client.progress import Progress as ThreadProgress
-from everlong.client.status import pending
-from everlong.client.status import status as read_status
-from everlong.client.time_travel import journal, messages
+from everlong.client.progress import ThreadProgress
+from everlong.client.status import list_pending, read_status
+from everlong.client.thread import ThreadHandle
+from everlong.client.time_travel import read_journal, read_messages
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_progress
 from everlong.config import Settings
@@ -129,7 +128,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         stopped = await _run_runaway(client, f"{thread_id}-runaway", settings.task_queue)
     size = await measure_size(client, packs.store, thread_id)
     return Report(
-        conversation=await messages(client, packs, thread_id),
+        conversation=await read_messages(client, packs, thread_id),
         history_bytes=size.history_bytes,
         blob_bytes=size.blob_bytes,
         context_bytes=counters.context_bytes,
@@ -154,7 +153,7 @@ async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
         lambda seen: seen.pending > 0 or seen.answered > 0,
         seconds_max=_TURN_SECONDS_MAX,
     )
-    waiting = await pending(client, thread_id)
+    waiting = await list_pending(client, thread_id)
     if not waiting:  # A user has already decided in the dashboard.
         return
     [approval] = waiting
@@ -169,11 +168,11 @@ async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
     else:
         out.print(f"{asks}: approved.", soft_wrap=True)
     try:
-        await decide(
-            client, thread_id, approval.id, approve=True, by=APPROVER, reason="the logs say so"
+        await ThreadHandle(client, thread_id).decide(
+            approval.id, approve=True, by=APPROVER, reason="the logs say so"
         )
     except DecisionRefused:
-        if await pending(client, thread_id):
+        if await list_pending(client, thread_id):
             raise
         # A user has decided in the meantime.
 
@@ -210,7 +209,7 @@ async def _wait_for_enter(prompt: str) -> None:
 
 
 async def _read_decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decided]:
-    entries = await journal(client, packs, thread_id)
+    entries = await read_journal(client, packs, thread_id)
     return [_DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED]
 
 

@@ -15,9 +15,16 @@ from everlong.archive import Manifest, StoredArchive, writer
 from everlong.archive.schema import Row, to_row
 from everlong.client.archives import list_archives
 from everlong.client.errors import translate_errors
-from everlong.client.lookup import head_of
-from everlong.client.visibility import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
-from everlong.client.visibility import row_of as thread_row
+from everlong.client.lookup import find_head
+from everlong.client.visibility import (
+    PAGE_ROWS,
+    QUERY,
+    ThreadRow,
+    decode_cards,
+    quote_text,
+    read_rows,
+)
+from everlong.client.visibility import build_row as thread_row
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SegmentRef, seq_after, thread_key
 from everlong.storage.journal import Journal
@@ -79,7 +86,7 @@ class SourceReader:
         if self._chosen:
             # SQL visibility rejects NUL in a query: a thread with NUL in its id is described below.
             named = [each for each in self._chosen if "\0" not in each] or [""]
-            where += f" AND WorkflowId IN ({', '.join(map(quoted, named))})"
+            where += f" AND WorkflowId IN ({', '.join(map(quote_text, named))})"
         most, listed = self._reach.listed_max, 0
         seen: set[str] = set()
         async for row in self._iter_rows(where):
@@ -116,7 +123,7 @@ class SourceReader:
             raise ThreadNotFound(f"there is no thread {thread_id!r} in this namespace")
         info = found.raw_description.workflow_execution_info
         memo = info.memo.fields.get(CARD_MEMO)
-        cards = {} if memo is None else await cards_of(self._client, {"": memo})
+        cards = {} if memo is None else await decode_cards(self._client, {"": memo})
         self._add(thread_row(info, cards.get("")), seen)
 
     def _add(self, row: ThreadRow, seen: set[str]) -> None:
@@ -205,7 +212,7 @@ class SourceReader:
         thread_id = thread["thread_id"]
         if thread["source"] == "server":
             try:
-                head = await head_of(self._client, thread_id)
+                head = await find_head(self._client, thread_id)
                 return self._iter_journal(thread_id, head, messages), "journal"
             except ThreadNotFound:
                 # Visibility lags: it still lists a thread that was freed.
@@ -219,7 +226,7 @@ class SourceReader:
     ) -> AsyncIterator[list[Row]]:
         journal = Journal(self._packs, thread_key(self._client.namespace, thread_id))
         if messages:
-            async for rows in writer.journal_rows(journal, head, snapshots=False):
+            async for rows in writer.iter_rows(journal, head, snapshots=False):
                 yield rows
             return
         for first_seq in range(1, seq_after(head), _SCAN_ENTRIES):

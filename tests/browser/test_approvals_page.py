@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Page, expect
 
-from everlong.client.time_travel import journal
+from everlong.client.time_travel import read_journal
 from everlong.models import Kind
 from tests.support.dashboard import Stage, open_page, shoot
 from tests.support.page_checks import check_page
@@ -12,7 +12,7 @@ from tests.support.page_checks import check_page
 async def decided(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:
     """Return the decisions in a journal: which, by whom, why."""
     packs = stage.threads.plugin.packs
-    entries = await journal(stage.client, packs, thread_id)
+    entries = await read_journal(stage.client, packs, thread_id)
     found = [entry.data or {} for entry in entries if entry.kind == Kind.DECIDED]
     return [(each["approve"], each["by"], each.get("reason", "")) for each in found]
 

@@ -10,7 +10,7 @@ from everlong.admin.entries import load_entry_page
 from everlong.admin.web import Access, create_admin_app
 from everlong.admin.web.auth import Grant, Role
 from everlong.client.archives import archive
-from everlong.client.status import status
+from everlong.client.status import read_status
 from everlong.client.sweeps import read_last_sweep
 from everlong.errors import ThreadNotFound
 from everlong.queries import LIBRARY
@@ -70,7 +70,7 @@ async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
 
 async def _is_gone(stage: Stage, thread_id: str) -> bool:
     try:
-        await status(stage.client, thread_id)
+        await read_status(stage.client, thread_id)
     except ThreadNotFound:
         return True
     return False
@@ -102,7 +102,7 @@ async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry
     await check_page(page)
     await dialog.get_by_role("button", name="Revive", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("archive-2-revived")
-    head = (await status(stage.client, "archive-2-revived")).head
+    head = (await read_status(stage.client, "archive-2-revived")).head
     assert head is not None
     assert (await load_entry_page(stage.client, packs, "archive-2-revived")).last_seq == 4
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from playwright.async_api import Error, Locator, Page, Route, expect
 
-from everlong.client.status import status
-from everlong.client.time_travel import journal
+from everlong.client.status import read_status
+from everlong.client.time_travel import read_journal
 from everlong.models import Kind
 from tests.support.dashboard import Stage, shoot, until
 from tests.support.page_checks import check_page
@@ -35,7 +35,7 @@ async def done(page: Page, dialog: Locator, button: str, toast: str) -> None:
 async def controls(stage: Stage, thread_id: str) -> list[tuple[str, str, str]]:
     """Return what the journal says was done: action, by whom, why."""
     packs = stage.threads.plugin.packs
-    entries = await journal(stage.client, packs, thread_id)
+    entries = await read_journal(stage.client, packs, thread_id)
     notes = [entry.data or {} for entry in entries if entry.kind == Kind.CONTROL]
     return [(each["action"], each.get("by", ""), each.get("reason", "")) for each in notes]
 
@@ -55,7 +55,7 @@ async def test_the_compact_dialog_shows_the_saving_and_compacts(stage: Stage, pa
     )
 
     async def is_compacted() -> bool:
-        return (await status(stage.client, "compact-1")).counters.compactions == 1
+        return (await read_status(stage.client, "compact-1")).counters.compactions == 1
 
     await until(is_compacted)
 
@@ -88,7 +88,7 @@ async def test_the_limits_dialog_names_limits_that_would_be_reached_at_once(
     await expect(dialog.locator(".preview")).to_contain_text("steps_max from 100000 to 1234")
     await done(page, dialog, "Set limits", "steps_max")
     await expect(page.get_by_role("img", name="Steps: 4 of 1,234")).to_be_visible()
-    assert (await status(stage.client, "limits-1")).policy.steps_max == 1234
+    assert (await read_status(stage.client, "limits-1")).policy.steps_max == 1234
 
 
 async def test_the_dialog_refuses_invalid_values(stage: Stage, page: Page) -> None:
@@ -168,7 +168,7 @@ async def test_no_action_runs_before_its_preview_is_shown(stage: Stage, page: Pa
     await dialog.get_by_label("Keep the thread").check()
     assert await button.is_disabled()
     await expect(button).to_be_enabled()
-    assert (await status(stage.client, "unseen-1")).status == "waiting"
+    assert (await read_status(stage.client, "unseen-1")).status == "waiting"
 
 
 async def test_a_late_preview_does_not_replace_a_newer_one(stage: Stage, page: Page) -> None:
@@ -216,7 +216,7 @@ async def test_no_action_runs_if_its_preview_fails(stage: Stage, page: Page) -> 
     await expect(dialog.locator(".preview")).to_contain_text("cannot be undone")
     await dialog.get_by_label("to confirm").fill("failing-1")
     await expect(button).to_be_enabled()
-    assert (await status(stage.client, "failing-1")).status == "waiting"
+    assert (await read_status(stage.client, "failing-1")).status == "waiting"
 
 
 async def test_escape_closes_a_dialog_without_an_action(stage: Stage, page: Page) -> None:
@@ -225,4 +225,4 @@ async def test_escape_closes_a_dialog_without_an_action(stage: Stage, page: Page
     await page.keyboard.press("Escape")
     await expect(dialog).to_be_hidden()
     await expect(page.get_by_role("button", name="Pause …")).to_be_focused()
-    assert (await status(stage.client, "escape-1")).status == "waiting"
+    assert (await read_status(stage.client, "escape-1")).status == "waiting"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.client.control import stop
-from everlong.client.status import held_by
+from everlong.client.status import read_held_reason
+from everlong.client.thread import ThreadHandle
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, StoreUnavailable
@@ -40,7 +40,7 @@ AGENT = Agent(name="ops", model=ScriptedModel(script), tools=[read_big])
 
 async def waits_for(threads: Threads, thread_id: str) -> str:
     description = await threads.client.get_workflow_handle(thread_id).describe()
-    return await held_by(threads.client, description.raw_description.pending_activities)
+    return await read_held_reason(threads.client, description.raw_description.pending_activities)
 
 
 async def until_held(threads: Threads, thread_id: str, reason: str) -> None:
@@ -225,7 +225,7 @@ async def test_a_held_thread_can_be_stopped(
         await threads.send(thread_id, "and again")
         await until_held(threads, thread_id, "BlobMissing")
         handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
-        await stop(threads.client, thread_id)
+        await ThreadHandle(threads.client, thread_id).stop()
         result: ThreadStatus = await asyncio.wait_for(handle.result(), 90)
         assert result.status == "stopped"
         restore()

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import WorkflowSerializationContext
 
-from everlong.archive.manifest import MANIFEST, archive_key
+from everlong.archive.manifest import MANIFEST, make_archive_key
 from everlong.codecs import EverlongCodec
 from everlong.models import Entry, Kind, Message, SegmentRef, build_entry
 from everlong.storage.journal import Journal
@@ -111,7 +111,7 @@ async def write_archives(directory: Path) -> None:
     for kind, keys in (("plain", None), ("sealed", Keyring(KEYS))):
         store = MemoryBlobStore()
         manifest = await (await build_thread(PackStore(store, keys))).archived()
-        listed = archive_key(manifest.thread, manifest.archive_id, MANIFEST)
+        listed = make_archive_key(manifest.thread, manifest.archive_id, MANIFEST)
         (directory / f"archive-{kind}-manifest.bin").write_bytes(await store.get(listed))
         (directory / f"archive-{kind}-file.bin").write_bytes(await store.get(manifest.file_key))
 

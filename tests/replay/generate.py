@@ -18,16 +18,24 @@ from typing import Final
 from temporalio.client import Client
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.client.control import compact, configure, note, pause, stop, unpause
-from everlong.client.control import decide as decide_approval
 from everlong.client.fork import fork
-from everlong.client.lookup import previous_run
-from everlong.client.status import pending
+from everlong.client.lookup import find_previous_run
+from everlong.client.status import list_pending
+from everlong.client.thread import ThreadHandle
+from everlong.client.updates import send_signal
 from everlong.client.wait import ask as ask_thread
 from everlong.client.wait import wait_for_status
 from everlong.embedded import start_server
 from everlong.errors import ModelRefused, ThreadPaused
-from everlong.models import Message, ThreadStatus, seq_after
+from everlong.models import (
+    NOTE_SIGNAL,
+    STOP_SIGNAL,
+    Control,
+    ControlNote,
+    Message,
+    ThreadStatus,
+    seq_after,
+)
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.testing import ScriptedModel
@@ -199,8 +207,8 @@ class Scene:
         return await wait_for_status(self.client, self.thread_id, done, seconds_max=_SECONDS_MAX)
 
     async def decide(self, approval_id: str, approve: bool, by: str) -> None:
-        await decide_approval(
-            self.client, self.thread_id, approval_id, approve=approve, by=by, reason="so"
+        await ThreadHandle(self.client, self.thread_id).decide(
+            approval_id, approve=approve, by=by, reason="so"
         )
 
 
@@ -208,22 +216,22 @@ async def rolls(scene: Scene) -> None:
     """Reads pages, and continues as new on the way."""
     await scene.say("read", "reader")
     await scene.until(lambda status: status.counters.answered == 1)
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def approvals(scene: Scene) -> None:
     """One call approved, one denied, one escalated."""
     await scene.say("pay", "payer")
     await scene.until(lambda status: status.pending == 2)
-    first, second = await pending(scene.client, scene.thread_id)
+    first, second = await list_pending(scene.client, scene.thread_id)
     await scene.decide(second.id, approve=False, by="ann")
     await scene.decide(first.id, approve=True, by="ann")
     await scene.until(lambda status: status.pending == 1)
-    while not (waiting := await pending(scene.client, scene.thread_id))[0].escalated:
+    while not (waiting := await list_pending(scene.client, scene.thread_id))[0].escalated:
         await asyncio.sleep(0.1)
     await scene.decide(waiting[0].id, approve=True, by="boss")
     await scene.until(lambda status: status.counters.answered == 1)
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def failures(scene: Scene) -> None:
@@ -240,14 +248,14 @@ async def idle(scene: Scene) -> None:
     await scene.until(lambda status: status.counters.runs == 2)
     await scene.say("again", "keeper")
     await scene.until(lambda status: status.counters.answered == 2)
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def children(scene: Scene) -> None:
     """Has a sub-agent answer."""
     await scene.say("delegate", "boss")
     await scene.until(lambda status: status.counters.answered == 1)
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def controls(scene: Scene) -> None:
@@ -255,16 +263,16 @@ async def controls(scene: Scene) -> None:
     await scene.say("run", "runaway")
     await scene.until(lambda status: status.pause is not None)
     changes = {"no_progress_steps_max": 1000}
-    await configure(scene.client, scene.thread_id, changes, by="ann", reason="go on")
-    await unpause(scene.client, scene.thread_id, by="ann")
+    await ThreadHandle(scene.client, scene.thread_id).configure(changes, by="ann", reason="go on")
+    await ThreadHandle(scene.client, scene.thread_id).unpause(by="ann")
     before = (await scene.until(lambda status: status.pause is None)).counters.steps
     await scene.until(lambda status: status.counters.steps > before + 2)
-    await pause(scene.client, scene.thread_id, by="ann", reason="look")
-    await compact(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).pause(by="ann", reason="look")
+    await ThreadHandle(scene.client, scene.thread_id).compact()
     paused = await scene.until(lambda status: status.status == "paused")
     changes = {"steps_max": paused.counters.steps + 3}
-    await configure(scene.client, scene.thread_id, changes, by="ann")
-    await unpause(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).configure(changes, by="ann")
+    await ThreadHandle(scene.client, scene.thread_id).unpause()
 
 
 async def holds(scene: Scene) -> None:
@@ -283,7 +291,7 @@ async def holds(scene: Scene) -> None:
         async with lacking.worker():
             await held.say("again", "helper")
             await held.until(lambda status: status.status == "held")
-            await stop(scene.client, scene.thread_id)
+            await ThreadHandle(scene.client, scene.thread_id).stop()
             await scene.client.get_workflow_handle(scene.thread_id).result()
 
 
@@ -298,7 +306,7 @@ async def refusals(scene: Scene) -> None:
     await scene.until(lambda status: status.counters.answered == 3)
     await scene.say("never", "talker")
     await scene.until(lambda status: status.counters.answered == 4)
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def deadlines(scene: Scene) -> None:
@@ -315,7 +323,7 @@ async def forks(scene: Scene) -> None:
     origin = Scene(scene.threads, f"{scene.thread_id}-origin")
     await origin.say("learn", "learner")
     head = (await origin.until(lambda status: status.counters.answered == 1)).head
-    await stop(scene.client, origin.thread_id)
+    await ThreadHandle(scene.client, origin.thread_id).stop()
     await fork(
         scene.client,
         PackStore(scene.threads.store),
@@ -326,17 +334,17 @@ async def forks(scene: Scene) -> None:
     )
     await scene.say("learn more", "learner")
     await scene.until(lambda status: status.counters.runs == 3)
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def crowds(scene: Scene) -> None:
     """Twenty calls wait, and most are denied: more is noted than stays in the state."""
     await scene.say("pay", "crowd")
     await scene.until(lambda status: status.pending == 20)
-    for approval in await pending(scene.client, scene.thread_id):
+    for approval in await list_pending(scene.client, scene.thread_id):
         await scene.decide(approval.id, approve=approval.id.split("-")[1] in ("7", "15"), by="ann")
     await scene.until(lambda status: status.counters.answered == 1)
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def endings(scene: Scene) -> None:
@@ -344,21 +352,23 @@ async def endings(scene: Scene) -> None:
     await scene.threads.start(scene.thread_id, agent="reader")
     await scene.say("read", "reader")
     await scene.until(lambda status: status.counters.answered == 1)
-    await note(scene.client, scene.thread_id, "archive", by="ann", reason="audit")
-    await stop(scene.client, scene.thread_id, by="ann", archive=True)
+    record = ControlNote(action="archive", by="ann", reason="audit")
+    await send_signal(scene.client, scene.thread_id, NOTE_SIGNAL, record)
+    control = Control(by="ann", archive=True)
+    await send_signal(scene.client, scene.thread_id, STOP_SIGNAL, control)
 
 
 async def asks(scene: Scene) -> None:
     """Callers wait by updates: six at once, through a roll, and in a pause."""
     await scene.threads.start(scene.thread_id, agent="skimmer")
     await asyncio.gather(*(scene.ask(f"read {number}", "skimmer") for number in range(6)))
-    await pause(scene.client, scene.thread_id, by="ann")
+    await ThreadHandle(scene.client, scene.thread_id).pause(by="ann")
     with contextlib.suppress(ThreadPaused):
         await scene.ask("read later", "skimmer")
-    await unpause(scene.client, scene.thread_id, by="ann")
+    await ThreadHandle(scene.client, scene.thread_id).unpause(by="ann")
     await scene.until(lambda status: status.counters.answered == 7)
     await scene.ask("read once more", "skimmer")
-    await stop(scene.client, scene.thread_id)
+    await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 _FIRST: Final = (rolls, approvals, failures, idle, children, controls)
@@ -381,7 +391,7 @@ async def record(threads: Threads, name: str) -> dict[str, str]:
                 await asyncio.sleep(0.1)
             newest = threads.client.get_workflow_handle(thread_id, run_id=description.run_id)
             histories.insert(0, (await newest.fetch_history()).to_json())
-            run_id = await previous_run(threads.client, thread_id, description.run_id)
+            run_id = await find_previous_run(threads.client, thread_id, description.run_id)
     return {f"{name}-{number}": history for number, history in enumerate(histories, 1)}
 
 

@@ -13,8 +13,8 @@ from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInp
 
 from everlong import Policy
 from everlong.admin.web.auth import Role
-from everlong.client.control import pause, stop
-from everlong.client.status import status as read_status
+from everlong.client.status import read_status
+from everlong.client.thread import ThreadHandle
 from everlong.client.wait import wait_for_progress
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
@@ -227,7 +227,7 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
                 assert "Pending approvals" in await refresh(thread)
                 assert thread_id in await refresh("/fragments/approvals")
             assert counts.queries == asked
-            await pause(threads.client, thread_id, "ann")
+            await ThreadHandle(threads.client, thread_id).pause(by="ann")
             await until_text(lambda: refresh(thread), "paused")
             assert counts.queries > asked
 
@@ -270,7 +270,7 @@ async def test_the_list_has_one_row_for_each_thread_and_queries_none(
         async with threads.worker():
             await threads.send(thread_id, "read")
             assert (await threads.answered(thread_id, 1)).counters.runs > 1
-            await stop(threads.client, thread_id, reason="done")
+            await ThreadHandle(threads.client, thread_id).stop(reason="done")
             await threads.client.get_workflow_handle(thread_id).result()
         # From here on there is nobody who could be asked.
         async with governed(threads, Role.VIEWER) as client:

@@ -6,7 +6,7 @@ import pytest
 
 from everlong.admin.web.auth import Role
 from everlong.client import lookup
-from everlong.client.status import status
+from everlong.client.status import read_status
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadNotFound
 from everlong.queries import LIBRARY
@@ -95,7 +95,7 @@ def _told(found: dict[str, Any]) -> dict[str, Any]:
 
 async def _is_gone(threads: Any, thread_id: str) -> bool:
     try:
-        await status(threads.client, thread_id)
+        await read_status(threads.client, thread_id)
     except ThreadNotFound:
         return True
     return False

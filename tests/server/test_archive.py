@@ -17,17 +17,17 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong import Policy
 from everlong.admin.entries import load_entry_page
 from everlong.admin.series import load_series
-from everlong.archive import freed, writer
 from everlong.archive import manifest as manifests
-from everlong.client import archives
+from everlong.archive import writer
+from everlong.client import archives, lookup
 from everlong.client.archives import archive, archive_due, list_archives
-from everlong.client.control import compact
 from everlong.client.fork import fork as fork_thread
 from everlong.client.fork import revive
 from everlong.client.lookup import list_ended_runs
-from everlong.client.status import status as read_status
-from everlong.client.time_travel import diff as diff_states
-from everlong.client.time_travel import journal, state_at
+from everlong.client.status import read_status
+from everlong.client.thread import ThreadHandle
+from everlong.client.time_travel import compare_states as diff_states
+from everlong.client.time_travel import read_journal, read_state
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import ArchiveNotFound, ControlRefused, ThreadEnded, ThreadNotFound
@@ -83,7 +83,7 @@ async def test_an_archived_open_thread_continues_and_its_journal_names_the_archi
     assert await is_running(threads, thread_id)
     assert first.manifest.entries == 4
     await say(threads, thread_id, "still there?")
-    entries = await journal(threads.client, packs, thread_id)
+    entries = await read_journal(threads.client, packs, thread_id)
     [control] = [each.data for each in entries if each.kind == Kind.CONTROL]
     assert control is not None
     assert control["action"] == "archive"
@@ -109,7 +109,7 @@ async def test_a_closed_thread_ends_with_a_complete_journal(
     assert done.manifest.status == "archived"
     status = await read_status(threads.client, thread_id)
     assert (status.status, status.tail_entries) == ("archived", 0)
-    entries = await journal(threads.client, packs, thread_id)
+    entries = await read_journal(threads.client, packs, thread_id)
     assert done.manifest.entries == len(entries)
     assert (entries[-1].data or {}).get("reason") == "over"
     with pytest.raises(ThreadEnded):
@@ -125,13 +125,13 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello", "remember the api is slow", LONG)
-    await compact(client, thread_id)
+    await ThreadHandle(client, thread_id).compact()
     await wait_for_status(
         client, thread_id, lambda status: status.counters.compactions > 0, seconds_max=90
     )
     await say(threads, thread_id, "one more")
-    last_seq = len(await journal(client, packs, thread_id))
-    view = await state_at(client, packs, thread_id, last_seq)
+    last_seq = len(await read_journal(client, packs, thread_id))
+    view = await read_state(client, packs, thread_id, last_seq)
     diff = await diff_states(client, packs, thread_id, 2, last_seq)
     said = [message.text for message in await threads.conversation(thread_id)]
     done = await archive(client, packs, thread_id, then="free", by="ann", reason="over")
@@ -141,7 +141,7 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
     prefix = thread_prefix(thread_key(client.namespace, thread_id))
     await threads.store.delete([each.key async for each in threads.store.list(prefix)])
 
-    assert await state_at(client, packs, thread_id, last_seq) == view
+    assert await read_state(client, packs, thread_id, last_seq) == view
     after = await diff_states(client, packs, thread_id, 2, last_seq)
     assert (after.context_added, after.facts_added) == (diff.context_added, diff.facts_added)
     assert [each.seq for each in after.entries] == [each.seq for each in diff.entries]
@@ -161,7 +161,7 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
     conversation = await threads.conversation(new_id)
     assert [message.text for message in conversation[:-2]] == said
     assert conversation[-1].text == "you said where were we?"
-    entries = await journal(client, packs, new_id)
+    entries = await read_journal(client, packs, new_id)
     [fork] = [each for each in entries if each.kind == Kind.FORK]
     assert fork.data == {
         "thread_id": thread_id,
@@ -171,9 +171,9 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
     }
     page = await load_entry_page(client, packs, new_id)
     assert all(each.summary for each in page.entries)
-    revived = await state_at(client, packs, new_id, last_seq)
+    revived = await read_state(client, packs, new_id, last_seq)
     assert (revived.context, revived.facts) == (view.context, view.facts)
-    newest = await state_at(client, packs, new_id, len(entries))
+    newest = await read_state(client, packs, new_id, len(entries))
     assert [fact.text for fact in newest.facts] == ["the api is slow"]
     with pytest.raises(ArchiveNotFound, match="has no archive"):
         await revive(client, packs, new_id, "third", task_queue=threads.task_queue)
@@ -215,14 +215,14 @@ async def test_a_repeat_repairs_a_kill_between_manifest_and_note(
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
     with monkeypatch.context() as patched:
-        patched.setattr(archives, "note", killed)
+        patched.setattr(archives, "_record_archive", killed)
         with pytest.raises(Killed):
             await archive(client, packs, thread_id, by="ann", reason="move")
     [listed] = (await list_archives(client, packs, thread_id=thread_id)).archives
     done = await archive(client, packs, thread_id, by="ann", reason="move")
     assert (done.is_new, done.manifest) == (False, listed)
     await say(threads, thread_id, "still there?")
-    entries = await journal(client, packs, thread_id)
+    entries = await read_journal(client, packs, thread_id)
     [control] = [each.data or {} for each in entries if each.kind == Kind.CONTROL]
     assert (control["by"], control["reason"]) == ("ann", f"move ({listed.archive_id})")
 
@@ -239,9 +239,9 @@ async def test_a_repeat_repairs_a_kill_at_any_step_of_freeing(
         (writer, "verify", 0),
         (manifests, "dump", 0),
         (archives, "list_ended_runs", 1),
-        (freed, "write", 1),
+        (manifests, "write_freed", 1),
         (archives, "delete_runs", 1),
-        (archives, "_delete", 1),
+        (lookup, "_delete_run", 1),
     ]
     for module, name, listed in steps:
         with monkeypatch.context() as patched:
@@ -251,7 +251,7 @@ async def test_a_repeat_repairs_a_kill_at_any_step_of_freeing(
         page = await list_archives(client, packs, thread_id=thread_id)
         assert len(page.archives) == listed, name
         # All of it is there as before.
-        assert (await journal(client, packs, thread_id))[0].seq == 1
+        assert (await read_journal(client, packs, thread_id))[0].seq == 1
     done = await archive(client, packs, thread_id, then="free", by="ann")
     assert not done.is_new
     assert done.runs_deleted >= 1
@@ -273,7 +273,7 @@ async def test_a_damaged_archive_is_rewritten_before_anything_is_freed(
     await threads.store.put(first.manifest.file_key, b"damaged")
     second = await archive(client, packs, thread_id, then="close")
     assert second.is_new
-    manifest = manifests.archive_key(
+    manifest = manifests.make_archive_key(
         second.manifest.thread, second.manifest.archive_id, manifests.MANIFEST
     )
     await threads.store.delete([manifest])

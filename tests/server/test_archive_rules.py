@@ -10,14 +10,13 @@ from temporalio.client import WorkflowExecutionStatus
 from everlong import Policy
 from everlong.admin.overview import load_overview
 from everlong.admin.preview import Action, Preview, describe_plan, preview_action
-from everlong.archive import freed, new_archive_id
+from everlong.archive import make_archive_id
 from everlong.archive import manifest as manifests
 from everlong.client.archives import archive, archive_due, list_archives, plan_archive
-from everlong.client.control import configure, pause
 from everlong.client.fork import fork, revive
-from everlong.client.status import pending
-from everlong.client.status import status as read_status
-from everlong.client.time_travel import Past, journal
+from everlong.client.status import list_pending, read_status
+from everlong.client.thread import ThreadHandle
+from everlong.client.time_travel import Timeline, read_journal
 from everlong.client.wait import wait_for_status
 from everlong.doctor.checks import check_archives
 from everlong.embedded import TemporalServer
@@ -90,7 +89,7 @@ async def test_unread_messages_of_a_terminated_thread_are_not_freed(
     threads: Threads, thread_id: str
 ) -> None:
     await say(threads, thread_id, "hello", agent="idle")
-    await pause(threads.client, thread_id)
+    await ThreadHandle(threads.client, thread_id).pause()
     await wait_for(threads, thread_id, lambda status: status.status == "paused")
     for text in ("the password was rotated", "use the new one"):
         await threads.send(thread_id, text, agent="idle")
@@ -142,14 +141,14 @@ async def test_a_reset_thread_continues_and_its_second_end_is_due_too(
     # Its first end is listed still, and nobody has asked to end it again.
     assert not await due(threads, packs, thread_id)
     assert await is_running(threads, thread_id)
-    await configure(client, thread_id, {"steps_max": 2})
+    await ThreadHandle(client, thread_id).configure({"steps_max": 2})
     await say(threads, thread_id, "other", agent="brief")
     await threads.send(thread_id, "and more", agent="brief")
     await wait_for(threads, thread_id, lambda status: status.status == "archived")
     await eventually(lambda: due(threads, packs, thread_id))
     newest = await manifests.load_newest(packs, thread_key(client.namespace, thread_id))
     assert newest is not None
-    assert newest.entries == len(await journal(client, packs, thread_id))
+    assert newest.entries == len(await read_journal(client, packs, thread_id))
     assert not await due(threads, packs, thread_id)
 
 
@@ -222,7 +221,7 @@ async def test_an_unreadable_manifest_is_named_and_blocks_nothing(
     await say(threads, thread_id, "hello")
     done = await archive(client, packs, thread_id, then="close")
     name = "99991231T235959999Z-ffffffff"
-    place = manifests.archive_key(done.manifest.thread, name, manifests.MANIFEST)
+    place = manifests.make_archive_key(done.manifest.thread, name, manifests.MANIFEST)
     await threads.store.put(place, b"{")
     again = await archive(client, packs, thread_id)
     assert (again.is_new, again.manifest) == (False, done.manifest)
@@ -247,11 +246,11 @@ async def test_an_unreadable_manifest_is_named_and_blocks_nothing(
     assert checked.status == "warning"
     assert name in checked.text
     forget(monkeypatch, thread_id)
-    past = await Past.open(client, packs, thread_id)
+    past = await Timeline.open(client, packs, thread_id)
     assert (past.archive, len(past.passed_over)) == (done.manifest, 1)
     await threads.store.delete([done.manifest.file_key.replace(".parquet", ".json")])
     with pytest.raises(BlobCorrupt, match=name):  # Now there is none that can be read.
-        await Past.open(client, packs, thread_id)
+        await Timeline.open(client, packs, thread_id)
 
 
 async def test_a_dry_run_counts_all_runs_that_would_be_deleted(
@@ -296,7 +295,7 @@ async def test_histories_stay_if_the_deletion_record_cannot_be_written(
     async def full(*_arguments: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(freed, "write", full)
+    monkeypatch.setattr(manifests, "write_freed", full)
     with pytest.raises(OSError, match="full"):
         await archive(client, packs, thread_id, then="free")
     description = await client.get_workflow_handle(thread_id).describe()
@@ -309,13 +308,13 @@ async def test_a_new_archive_is_the_newest_despite_an_earlier_writers_clock(
     packs, client = PackStore(threads.store), threads.client
     thread = thread_key(client.namespace, thread_id)
     await say(threads, thread_id, "hello")
-    ahead = new_archive_id(time.time_ns() // 1_000_000 + 300_000, bytes(4))
+    ahead = make_archive_id(time.time_ns() // 1_000_000 + 300_000, bytes(4))
     # Not even readable.
-    await threads.store.put(manifests.archive_key(thread, ahead, manifests.MANIFEST), b"{")
+    await threads.store.put(manifests.make_archive_key(thread, ahead, manifests.MANIFEST), b"{")
     done = await archive(client, packs, thread_id)
     assert await manifests.list_ids(packs.store, thread) == [ahead, done.manifest.archive_id]
     assert await manifests.load_newest(packs, thread) == done.manifest
-    assert done.manifest.archived_ms < manifests.archive_ms(ahead)
+    assert done.manifest.archived_ms < manifests.parse_archive_ms(ahead)
 
 
 @pytest.mark.guarantee(97)
@@ -330,7 +329,7 @@ async def test_previews_match_the_outcome(threads: Threads, thread_id: str) -> N
         await preview("decide", approval_id="9-1-aa", approve=True)
     await threads.send(thread_id, "restart api")
     await wait_for(threads, thread_id, lambda status: status.pending > 0)
-    [approval] = await pending(client, thread_id)
+    [approval] = await list_pending(client, thread_id)
     told = await preview("decide", approval_id=approval.id, approve=True)
     assert (told.is_reversible, approval.id in told.sentence) == (False, True)
     told = await preview("archive", then="close")

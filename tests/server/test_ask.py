@@ -8,12 +8,11 @@ import pytest
 from temporalio.client import Client
 
 from everlong import Policy, ask
-from everlong.client.control import decide, pause, stop, unpause
-from everlong.client.packs import packs_of
-from everlong.client.status import pending
-from everlong.client.status import status as read_status
+from everlong.client.packs import find_packs
+from everlong.client.status import list_pending, read_status
+from everlong.client.thread import ThreadHandle
 from everlong.client.updates import send as send_message
-from everlong.client.wait import answer_to, pause_seconds
+from everlong.client.wait import compute_pause_seconds, load_answer
 from everlong.embedded import TemporalServer
 from everlong.errors import (
     MessageRefused,
@@ -81,8 +80,10 @@ async def test_an_answer_arrives_across_worker_restarts(
         await asyncio.sleep(0.3)
         assert not asking.done()
         async with threads.worker():
-            [approval] = await pending(threads.client, thread_id)
-            await decide(threads.client, thread_id, approval.id, True, "ann")
+            [approval] = await list_pending(threads.client, thread_id)
+            await ThreadHandle(threads.client, thread_id).decide(
+                approval.id, approve=True, by="ann"
+            )
             assert await asking == "api is up"
             status = await read_status(threads.client, thread_id)
             assert status.counters.messages == 1
@@ -99,8 +100,10 @@ async def test_a_wait_adds_no_event(
         await asyncio.sleep(1.5)
         assert not asking.done()
         assert await events(threads.client, thread_id) == before
-        [approval] = await pending(threads.client, thread_id)
-        await decide(threads.client, thread_id, approval.id, False, "bob", "not now")
+        [approval] = await list_pending(threads.client, thread_id)
+        await ThreadHandle(threads.client, thread_id).decide(
+            approval.id, approve=False, by="bob", reason="not now"
+        )
         assert await asking == "error: denied by bob: not now"
 
 
@@ -121,10 +124,10 @@ async def test_ask_reports_a_pause_and_the_message_stays(
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
         await asked(threads, thread_id, "hello")
-        await pause(threads.client, thread_id, "ann", "wrong cluster")
+        await ThreadHandle(threads.client, thread_id).pause(by="ann", reason="wrong cluster")
         with pytest.raises(ThreadPaused, match=r"by ann: wrong cluster.*Message 2 stays queued"):
             await asked(threads, thread_id, "again")
-        await unpause(threads.client, thread_id)
+        await ThreadHandle(threads.client, thread_id).unpause()
         await threads.answered(thread_id, 2)
         assert (await threads.conversation(thread_id))[-1].text == "you said again"
 
@@ -146,7 +149,7 @@ async def test_ask_reports_the_end_of_a_thread(
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
         asking = asyncio.create_task(asked(threads, thread_id, "restart api"))
         await until_pending(threads, thread_id)
-        await stop(threads.client, thread_id)
+        await ThreadHandle(threads.client, thread_id).stop()
         with pytest.raises(NotAnswered, match="has ended before that: completed"):
             await asking
         with pytest.raises(ThreadEnded):
@@ -188,14 +191,14 @@ async def test_ask_finds_an_old_answer(
         assert len(status.answers) == 3
         for known in (status, dataclasses.replace(status, answers=())):
             answers = [
-                await answer_to(client, packs, thread_id, number, known) for number in (1, 3)
+                await load_answer(client, packs, thread_id, number, known) for number in (1, 3)
             ]
             assert answers == ["you said one", "remembered"]
             with pytest.raises(TurnFailed, match="the provider will not"):
-                await answer_to(client, packs, thread_id, 2, known)
+                await load_answer(client, packs, thread_id, 2, known)
         forgotten = dataclasses.replace(status, answers=())
         with pytest.raises(TurnFailed, match="no turn yet"):
-            await answer_to(client, packs, thread_id, 4, forgotten)
+            await load_answer(client, packs, thread_id, 4, forgotten)
 
 
 @pytest.mark.guarantee(40)
@@ -240,10 +243,11 @@ async def test_the_store_comes_from_the_clients_plugin(
     server: TemporalServer, store: BlobStore
 ) -> None:
     async with open_threads(server.address, store) as threads:
-        assert packs_of(threads.client) is threads.plugin.packs
+        assert find_packs(threads.client) is threads.plugin.packs
     with pytest.raises(PluginNotOnClient, match="EverlongPlugin"):
-        packs_of(await Client.connect(server.address))
+        find_packs(await Client.connect(server.address))
 
 
 def test_the_polling_interval_grows_with_the_time_waited() -> None:
-    assert [pause_seconds(elapsed) for elapsed in (0, 1, 10, 40, 1e6)] == [0.1, 0.1, 0.5, 2.0, 2.0]
+    elapsed = (0, 1, 10, 40, 1e6)
+    assert [compute_pause_seconds(each) for each in elapsed] == [0.1, 0.1, 0.5, 2.0, 2.0]

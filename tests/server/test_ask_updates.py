@@ -17,9 +17,8 @@ from temporalio.service import RPCError
 from temporalio.worker import Replayer
 
 from everlong import EverlongPlugin, Policy, ask, limits
-from everlong.client.control import decide, pause
-from everlong.client.status import pending
-from everlong.client.status import status as read_status
+from everlong.client.status import list_pending, read_status
+from everlong.client.thread import ThreadHandle
 from everlong.client.wait import wait_for_progress
 from everlong.embedded import TemporalServer
 from everlong.errors import MessageRefused, NotAnswered, ThreadNotFound, ThreadPaused
@@ -57,8 +56,8 @@ async def waiting(
 
 
 async def approve(threads: Threads, thread_id: str) -> None:
-    [approval] = await pending(threads.client, thread_id)
-    await decide(threads.client, thread_id, approval.id, True, "ann")
+    [approval] = await list_pending(threads.client, thread_id)
+    await ThreadHandle(threads.client, thread_id).decide(approval.id, approve=True, by="ann")
 
 
 async def reset(client: Client, thread_id: str) -> None:
@@ -119,7 +118,7 @@ async def test_a_pause_ends_the_wait_after_the_step(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with waiting(server, store, thread_id) as (threads, asking):
-        await pause(threads.client, thread_id, "ann", "lunch")
+        await ThreadHandle(threads.client, thread_id).pause(by="ann", reason="lunch")
         with pytest.raises(ThreadPaused, match=r"by ann: lunch.*Message 1 stays queued"):
             await asking
         assert await updates(threads.client, thread_id) == (1, 1)

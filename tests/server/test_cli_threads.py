@@ -17,9 +17,8 @@ from typer.testing import CliRunner, Result
 
 from everlong import Policy
 from everlong.cli import app
-from everlong.client.status import arguments_of
-from everlong.client.status import pending as read_pending
-from everlong.client.status import status as read_status
+from everlong.client.status import list_pending as read_pending
+from everlong.client.status import load_arguments, read_status
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import DecisionRefused, EntryNotFound, EverlongError, ThreadPaused
@@ -153,7 +152,7 @@ async def test_the_cli_shows_pending_arguments_whole(
         for other in (f"{found[:-4]}0000", "1-1-0000", "2-9-0000", "99-1-0000", "2-1", "x"):
             gone = dataclasses.replace(pending, id=other)
             with pytest.raises(EntryNotFound, match="everlong approvals"):
-                await arguments_of(cli.threads.client, packs, thread_id, gone)
+                await load_arguments(cli.threads.client, packs, thread_id, gone)
 
 
 async def test_the_cli_approves_and_denies(

@@ -20,8 +20,8 @@ from temporalio.worker import Worker
 from everlong import Agent, EverlongPlugin, Reply, tool
 from everlong.client import diagnosis
 from everlong.client.diagnosis import Diagnosis, diagnose
-from everlong.client.packs import packs_of
-from everlong.client.status import status
+from everlong.client.packs import find_packs
+from everlong.client.status import read_status
 from everlong.client.updates import send
 from everlong.client.wait import ask
 from everlong.embedded import TemporalServer
@@ -84,7 +84,7 @@ async def asking(
     told = Told()
     asked = ask(
         client,
-        packs_of(client),
+        find_packs(client),
         thread_id,
         text,
         task_queue=thread_id,
@@ -263,7 +263,7 @@ async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
         async with asyncio.timeout(60):
             answer = await ask(
                 client,
-                packs_of(client),
+                find_packs(client),
                 other,
                 "hello",
                 task_queue=thread_id,
@@ -281,7 +281,7 @@ async def until_tool(client: Client, thread_id: str) -> None:
     async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(EverlongError):
-                if (await status(client, thread_id)).counters.steps:
+                if (await read_status(client, thread_id)).counters.steps:
                     return
             await asyncio.sleep(0.05)
 

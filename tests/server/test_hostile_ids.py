@@ -20,7 +20,7 @@ from everlong import ThreadStart
 from everlong.admin.web.pages import filters
 from everlong.client.archives import list_archives
 from everlong.client.fork import fork, revive
-from everlong.client.status import status
+from everlong.client.status import read_status
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW
@@ -244,7 +244,7 @@ async def test_no_entry_point_starts_a_thread_under_an_odd_id(
                     with pytest.raises(ThreadIdRefused):
                         await starting
                 with pytest.raises(ThreadNotFound):
-                    await status(threads.client, odd)
+                    await read_status(threads.client, odd)
             broken = await client.post(
                 "/api/v1/threads/a%FFb/messages", json={"text": "hi", "agent": "ops"}
             )

@@ -5,8 +5,8 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
-from everlong.client.status import status as read_status
-from everlong.client.time_travel import messages
+from everlong.client.status import read_status
+from everlong.client.time_travel import read_messages
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
@@ -45,7 +45,7 @@ async def test_a_thread_reports_a_missing_key_and_continues_with_it(
         await send(rotated, thread_id, "again", task_queue=thread_id, agent="ops")
         await answered(rotated, 2)
         packs = PackStore(store, rotated_keyring())
-        conversation = await messages(rotated, packs, thread_id)
+        conversation = await read_messages(rotated, packs, thread_id)
     assert [message.text for message in conversation].count("again") == 1
 
 

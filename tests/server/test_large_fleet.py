@@ -13,7 +13,7 @@ from temporalio.service import RPCError
 from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin, ThreadStart
 from everlong.client.threads import Directory, ThreadPage
-from everlong.client.visibility import QUERY, count_rows, quoted
+from everlong.client.visibility import QUERY, count_rows, quote_text
 from everlong.embedded import TemporalServer
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO
 from everlong.storage import BlobStore
@@ -58,7 +58,7 @@ async def test_a_real_server_lists_finds_and_counts_like_the_memory_list(
     for each in ended:
         await client.get_workflow_handle(each).terminate()
     deadline = time.monotonic() + 60
-    listed_query = f"{QUERY} AND WorkflowId STARTS_WITH {quoted(prefix)}"
+    listed_query = f"{QUERY} AND WorkflowId STARTS_WITH {quote_text(prefix)}"
     ended_query = f"{listed_query} AND ExecutionStatus = 'Terminated'"
     while await count_rows(client, listed_query) < len(started) or (
         await count_rows(client, ended_query) < len(ended)

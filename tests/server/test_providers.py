@@ -9,7 +9,7 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from everlong import Agent, tool
 from everlong.agents.providers import ProviderModel
-from everlong.client.time_travel import journal as read_journal
+from everlong.client.time_travel import read_journal
 from everlong.embedded import TemporalServer
 from everlong.models import thread_key
 from everlong.storage import BlobStore

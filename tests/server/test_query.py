@@ -12,8 +12,8 @@ import pytest
 from everlong.archive import StoredArchive
 from everlong.client.archives import archive
 from everlong.client.fork import fork, revive
-from everlong.client.lookup import head_of
-from everlong.client.status import status as read_status
+from everlong.client.lookup import find_head
+from everlong.client.status import read_status
 from everlong.client.visibility import RowsPage
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
@@ -51,7 +51,7 @@ async def test_a_query_reads_only_named_columns_and_needs_no_worker(
     await (await build_thread(packs, archived)).archived()
     ids = [thread_id, other, archived]
     # From here on nobody could answer for a thread.
-    assert {each: await head_of(client, each) for each in heads} == heads
+    assert {each: await find_head(client, each) for each in heads} == heads
 
     async def rows(sql: str, *only: str, **options: object) -> QueryResult:
         return await run_query(client, packs, sql, threads=only or ids, **options)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ async def test_a_freed_thread_that_is_still_listed_is_read_from_its_archive(
     async def gone(_client: object, thread_id: str) -> None:
         raise ThreadNotFound(f"there is no thread {thread_id!r}")
 
-    monkeypatch.setattr(sources, "head_of", gone)
+    monkeypatch.setattr(sources, "find_head", gone)
     found = await run_query(
         client,
         packs,

@@ -8,7 +8,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Agent, Policy, Reply, tool
-from everlong.client.search_attributes import missing_attributes
+from everlong.client.search_attributes import find_missing_attributes
 from everlong.client.updates import send
 from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker
@@ -153,7 +153,7 @@ async def test_threads_run_without_the_attributes_on_the_server(
     async def some(*_: object) -> list[str]:
         return ["EverlongStatus"]
 
-    monkeypatch.setattr("everlong.client.search_attributes.missing_attributes", some)
+    monkeypatch.setattr("everlong.client.search_attributes.find_missing_attributes", some)
     async with drive([ECHO]) as thread:
         assert await thread.ask() == "heard"
         await thread.handle.signal("pause")
@@ -172,9 +172,9 @@ async def test_a_worker_whose_first_calls_fail_writes_attributes_once_one_succee
         asked += 1
         if not heals.is_set():
             raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
-        return await missing_attributes(client)
+        return await find_missing_attributes(client)
 
-    monkeypatch.setattr("everlong.client.search_attributes.missing_attributes", failing)
+    monkeypatch.setattr("everlong.client.search_attributes.find_missing_attributes", failing)
     monkeypatch.setattr("everlong.client.search_attributes.RETRY_SECONDS", 0.02)
     agent = Agent(name="ops", model=call_then_answer(call(0, "pay")), tools=[pay])
     async with drive([agent]) as thread:
@@ -198,7 +198,7 @@ async def test_attributes_added_later_need_no_new_worker(drive: Drive, monkeypat
     async def missing(*_: object) -> list[str]:
         return lacking
 
-    monkeypatch.setattr("everlong.client.search_attributes.missing_attributes", missing)
+    monkeypatch.setattr("everlong.client.search_attributes.find_missing_attributes", missing)
     monkeypatch.setattr("everlong.client.search_attributes.MISSING_SECONDS", 0.05)
     async with drive([ECHO]) as thread:
         assert await thread.ask() == "heard"

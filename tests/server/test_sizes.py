@@ -8,8 +8,8 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, TypedSearchAttributes
 
 from everlong import Agent, Policy, tool
-from everlong.client.control import decide
-from everlong.client.status import pending
+from everlong.client.status import list_pending
+from everlong.client.thread import ThreadHandle
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import PARTS
@@ -149,14 +149,16 @@ async def test_sizes_and_waits_are_search_attributes(
                 threads.client, thread_id, lambda status: status.pending == 1, seconds_max=90
             )
             now = await attributes()
-            [approval] = await pending(threads.client, thread_id)
+            [approval] = await list_pending(threads.client, thread_id)
             assert now.get(stored, 0) > 0
             asked = now.get(asked_at)
             assert asked is not None
             assert asked.timestamp() * 1000 == pytest.approx(approval.asked_ms, abs=1)
             assert now.get(last_resume) is None
         async with threads.worker():
-            await decide(threads.client, thread_id, approval.id, approve=True, by="ada")
+            await ThreadHandle(threads.client, thread_id).decide(
+                approval.id, approve=True, by="ada"
+            )
             await threads.answered(thread_id, 1)
             now = await attributes()
             assert now.get(asked_at) is None

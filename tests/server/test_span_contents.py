@@ -11,8 +11,8 @@ from temporalio.contrib.opentelemetry import TracingInterceptor
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, Reply, tool
-from everlong.client.control import decide, stop
-from everlong.client.status import pending as read_pending
+from everlong.client.status import list_pending as read_pending
+from everlong.client.thread import ThreadHandle
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
@@ -176,7 +176,7 @@ async def test_a_stopped_turn_has_a_span(
         await wait_for_status(
             threads.client, thread_id, lambda status: status.pending == 1, seconds_max=90
         )
-        await stop(threads.client, thread_id, by="ada")
+        await ThreadHandle(threads.client, thread_id).stop(by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
         [turn] = named(threads, "invoke_agent")
         assert turn.attributes is not None
@@ -264,7 +264,7 @@ async def test_a_turn_that_rolls_has_a_span_in_each_run(
         await wait_for_status(
             threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=90
         )
-        await stop(threads.client, thread_id, by="ada")
+        await ThreadHandle(threads.client, thread_id).stop(by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
         first, second = named(threads, "invoke_agent")
         outcomes = [(each.attributes or {})["everlong.turn.outcome"] for each in (first, second)]
@@ -295,7 +295,7 @@ async def test_an_approval_span_belongs_to_the_run_that_asked(
             threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=90
         )
         [pending] = await read_pending(threads.client, thread_id)
-        await decide(threads.client, thread_id, pending.id, approve=True, by="ada")
+        await ThreadHandle(threads.client, thread_id).decide(pending.id, approve=True, by="ada")
         await threads.answered(thread_id, number)
         first, second = named(threads, "invoke_agent")
         [approval] = named(threads, APPROVAL)

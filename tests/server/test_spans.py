@@ -17,7 +17,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from everlong import EverlongPlugin
-from everlong.client.time_travel import journal
+from everlong.client.time_travel import read_journal
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import ManagedProcess, TemporalServer
@@ -148,7 +148,7 @@ async def test_every_span_of_a_thread_arrives_once_under_its_parent(
         runs = await life.runs()
         life.wait(CONTINUE_AS_NEW, len(runs) - 1)
         life.look()
-        entries = await journal(client, plugin.packs, thread_id)
+        entries = await read_journal(client, plugin.packs, thread_id)
         check_counts(life, runs, [entry for entry in entries if entry.ref is not None])
         check_traces(life, list(runs))
         check_resumes(life)
@@ -319,7 +319,7 @@ async def test_a_query_that_comes_first_after_a_kill_counts_as_a_crash(
         assert causes(life) == [("crash", "query")]
         await life.say("read 0")  # The thread is in memory by now.
         life.wait_for_answers(2)
-        entries = await journal(client, plugin.packs, thread_id)
+        entries = await read_journal(client, plugin.packs, thread_id)
         resume = life.spans(RESUME)[0]
         [step] = [each.step for each in entries if each.step and each.step.resume_ms]
         assert step.resume_cause == "crash"

@@ -8,7 +8,7 @@ from temporalio import activity
 
 from everlong import Agent, Reply, tool
 from everlong.client.fork import fork as fork_thread
-from everlong.client.status import status as read_status
+from everlong.client.status import read_status
 from everlong.client.updates import send
 from everlong.embedded import TemporalServer
 from everlong.errors import StoreUnavailable

@@ -24,7 +24,7 @@ from everlong.client.sweeps import (
     schedule_sweeps,
     unschedule_sweeps,
 )
-from everlong.client.time_travel import messages
+from everlong.client.time_travel import read_messages
 from everlong.embedded import TemporalServer
 from everlong.errors import EverlongError
 from everlong.models import SWEEP as SWEEP_ACTIVITY
@@ -101,7 +101,7 @@ async def test_a_thread_and_its_fork_stay_whole_until_their_histories_go(
             report = await sweep(client, threads.store, index_dir=index_dir)
             assert not report.incomplete
         fresh = PackStore(open_store(url))
-        assert await messages(client, fresh, "forked") == before[1]
+        assert await read_messages(client, fresh, "forked") == before[1]
         await end(client, "forked")
     await delete(client, "forked")
     await gone(client)

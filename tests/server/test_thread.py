@@ -9,9 +9,9 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import RetryPolicy
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.client.status import status as read_status
+from everlong.client.status import read_status
 from everlong.client.updates import send
-from everlong.client.wait import answer, wait_for_status
+from everlong.client.wait import find_answer, wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import MessageRefused, ThreadEnded, ThreadNotFound, TurnFailed
 from everlong.models import (
@@ -76,7 +76,7 @@ async def test_messages_are_answered_in_order_across_rolls(
         assert [message.text for message in conversation] == [
             text for i in range(30) for text in (f"message {i}", f"you said message {i}")
         ]
-        assert answer(conversation, 7) == "you said message 6"
+        assert find_answer(conversation, 7) == "you said message 6"
         assert (await threads.size(thread_id)).runs >= 3
 
 
@@ -165,10 +165,10 @@ async def test_retries_of_a_failing_tool_or_model_are_bounded(
         await threads.send(thread_id, "model")
         failed = await threads.answered(thread_id, 2)
         conversation = await threads.conversation(thread_id)
-        assert "disk on fire" in answer(conversation, 1)
+        assert "disk on fire" in find_answer(conversation, 1)
         assert "provider is down" in failed.last_failure
         with pytest.raises(TurnFailed, match="provider is down"):
-            answer(conversation, 2)
+            find_answer(conversation, 2)
         # The thread is still usable, and the failure is forgotten once a turn succeeds.
         await threads.send(thread_id, "tool")
         assert (await threads.answered(thread_id, 3)).last_failure == ""

@@ -9,12 +9,20 @@ from temporalio.converter import JSONPlainPayloadConverter
 
 from everlong import Policy, ThreadStart
 from everlong.admin.series import load_series
-from everlong.client.control import note, stop
-from everlong.client.status import status as read_status
-from everlong.client.time_travel import journal
-from everlong.client.updates import send
+from everlong.client.status import read_status
+from everlong.client.time_travel import read_journal
+from everlong.client.updates import send, send_signal
 from everlong.embedded import TemporalServer
-from everlong.models import AGENT_WORKFLOW, CARD_MEMO, Kind, ThreadCard
+from everlong.models import (
+    AGENT_WORKFLOW,
+    CARD_MEMO,
+    NOTE_SIGNAL,
+    STOP_SIGNAL,
+    Control,
+    ControlNote,
+    Kind,
+    ThreadCard,
+)
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.scripted_agents import reading_agent
@@ -42,7 +50,8 @@ async def test_a_thread_publishes_its_card_and_says_so_in_listings(
         async with threads.worker():
             number = await threads.send(thread_id, "Read.")
             status = await threads.answered(thread_id, number)
-            await stop(threads.client, thread_id, by="ana", archive=True)
+            control = Control(by="ana", archive=True)
+            await send_signal(threads.client, thread_id, STOP_SIGNAL, control)
             await threads.client.get_workflow_handle(thread_id).result()
         description = await threads.client.get_workflow_handle(thread_id).describe()
         card = await card_of(description)
@@ -120,7 +129,7 @@ async def test_the_journal_says_who_sent_a_message(
                 by="ana",
             )
             await threads.answered(thread_id, number)
-        entries = await journal(threads.client, PackStore(store), thread_id)
+        entries = await read_journal(threads.client, PackStore(store), thread_id)
     sent = [entry.data for entry in entries if entry.kind == Kind.MESSAGE]
     assert sent == [{"by": "ana"}, {"by": "ana"}]
 
@@ -156,9 +165,10 @@ async def test_actions_on_a_thread_are_in_its_journal(
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await threads.answered(thread_id, await threads.send(thread_id, "Read."))
-        await note(threads.client, thread_id, "archive", by="ana", reason="for the audit")
+        record = ControlNote(action="archive", by="ana", reason="for the audit")
+        await send_signal(threads.client, thread_id, NOTE_SIGNAL, record)
         await threads.answered(thread_id, await threads.send(thread_id, "Read on."))
-        entries = await journal(threads.client, PackStore(store), thread_id)
+        entries = await read_journal(threads.client, PackStore(store), thread_id)
     notes = [entry.data for entry in entries if entry.kind == Kind.CONTROL]
     assert notes == [{"action": "archive", "by": "ana", "reason": "for the audit", "changes": {}}]
 
@@ -169,7 +179,7 @@ async def test_a_thread_ends_by_the_requested_stop_or_cancel(
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await threads.answered(thread_id, await threads.send(thread_id, "Read."))
-        await stop(threads.client, thread_id, archive=archive)
+        await send_signal(threads.client, thread_id, STOP_SIGNAL, Control(archive=archive))
         await threads.client.get_workflow_handle(thread_id).result()
         status = await read_status(threads.client, thread_id)
     assert status.status == ("archived" if archive else "stopped")

@@ -14,10 +14,10 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.client import lookup, status
-from everlong.client.lookup import previous_run
-from everlong.client.status import status as read_status
+from everlong.client.lookup import find_previous_run
+from everlong.client.status import read_status
 from everlong.client.updates import send
-from everlong.client.wait import answer as read_answer
+from everlong.client.wait import find_answer as read_answer
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, NoWorker
@@ -297,7 +297,7 @@ async def test_a_command_without_a_worker_does_not_wait_for_ever(
 async def test_the_size_of_a_thread_outlives_its_first_runs(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = previous_run
+    real = find_previous_run
 
     async def with_one_that_is_gone(client: Client, thread_id: str, run_id: str) -> str:
         """Retention takes days, so the first run names one before it that the server never had."""
@@ -306,5 +306,5 @@ async def test_the_size_of_a_thread_outlives_its_first_runs(
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await ask(threads, thread_id)
         before = await threads.size(thread_id)
-        monkeypatch.setattr(lookup, "previous_run", with_one_that_is_gone)
+        monkeypatch.setattr(lookup, "find_previous_run", with_one_that_is_gone)
         assert await threads.size(thread_id) == before

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from everlong import Policy, limits
-from everlong.client.control import compact, configure, decide, pause, stop, unpause
-from everlong.client.status import pending
-from everlong.client.status import status as read_status
-from everlong.client.time_travel import journal, messages, state_at
+from everlong.client.status import list_pending, read_status
+from everlong.client.thread import ThreadHandle
+from everlong.client.time_travel import read_journal, read_messages, read_state
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
@@ -31,7 +30,7 @@ async def waiting_approval(threads: Threads, thread_id: str) -> Approval:
     await wait_for_status(
         threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
-    [approval] = await pending(threads.client, thread_id)
+    [approval] = await list_pending(threads.client, thread_id)
     return approval
 
 
@@ -60,7 +59,7 @@ async def test_ten_megabytes_arrive_whole_and_the_model_reads_an_excerpt(
         assert second.text == "and ? bytes " * 1000
         assert status.context_bytes < 4 * limits.SHOWN_BYTES_MAX
         assert (await threads.size(thread_id)).history_bytes < 64 * limits.KIB
-        view = await state_at(threads.client, PackStore(store), thread_id, 1)
+        view = await read_state(threads.client, PackStore(store), thread_id, 1)
         assert view.context_bytes < 2 * limits.SHOWN_BYTES_MAX
         assert "recall(seq=1)" in view.context[0].text
 
@@ -110,18 +109,20 @@ async def test_a_decision_counts_once_and_only_from_allowed_deciders(
         assert (approval.tool, approval.approvers) == ("restart", ("ann", "bob"))
         assert "api" in approval.arguments
         with pytest.raises(DecisionRefused, match="there is no approval '9-9'"):
-            await decide(client, thread_id, "9-9", True, "ann")
+            await ThreadHandle(client, thread_id).decide("9-9", approve=True, by="ann")
         with pytest.raises(DecisionRefused, match="'eve' may not decide"):
-            await decide(client, thread_id, approval.id, True, "eve")
+            await ThreadHandle(client, thread_id).decide(approval.id, approve=True, by="eve")
         with pytest.raises(DecisionRefused, match=r"does not fit: .*64 characters"):
-            await decide(client, thread_id, approval.id, True, "x" * 65)
-        await decide(client, thread_id, approval.id, True, "ann", "it is late")
+            await ThreadHandle(client, thread_id).decide(approval.id, approve=True, by="x" * 65)
+        await ThreadHandle(client, thread_id).decide(
+            approval.id, approve=True, by="ann", reason="it is late"
+        )
         with pytest.raises(DecisionRefused, match="has been decided already"):
-            await decide(client, thread_id, approval.id, False, "bob")
+            await ThreadHandle(client, thread_id).decide(approval.id, approve=False, by="bob")
         await threads.answered(thread_id, 1)
         assert (await threads.conversation(thread_id))[-1].text == "api is up"
-        assert await pending(client, thread_id) == []
-        entries = await journal(client, PackStore(store), thread_id)
+        assert await list_pending(client, thread_id) == []
+        entries = await read_journal(client, PackStore(store), thread_id)
         [decided] = [entry.data for entry in entries if entry.kind == Kind.DECIDED]
         assert decided is not None
         assert (decided["by"], decided["reason"], decided["approve"]) == ("ann", "it is late", True)
@@ -134,18 +135,22 @@ async def test_a_policy_changes_while_the_thread_runs(
         client = threads.client
         await threads.send(thread_id, "hello")
         await threads.answered(thread_id, 1)
-        await configure(client, thread_id, {"steps_max": 2, "on_limit": "stop"}, by="ann")
+        await ThreadHandle(client, thread_id).configure(
+            {"steps_max": 2, "on_limit": "stop"}, by="ann"
+        )
         policy = (await read_status(client, thread_id)).policy
         assert (policy.steps_max, policy.on_limit) == (2, "stop")
         with pytest.raises(ControlRefused, match="the policy has no stepsmax"):
-            await configure(client, thread_id, {"stepsmax": 2})
+            await ThreadHandle(client, thread_id).configure({"stepsmax": 2})
         with pytest.raises(
             ControlRefused, match=r"steps_max .*greater than or equal to 1"
         ) as error:
-            await configure(client, thread_id, {"steps_max": 0})
+            await ThreadHandle(client, thread_id).configure({"steps_max": 0})
         assert "pydantic.dev" not in str(error.value)
         with pytest.raises(ControlRefused, match=r"does not fit: .*reason"):
-            await configure(client, thread_id, {"steps_max": 3}, "ann", "x" * 301)
+            await ThreadHandle(client, thread_id).configure(
+                {"steps_max": 3}, by="ann", reason="x" * 301
+            )
         assert (await read_status(client, thread_id)).policy == policy
 
 
@@ -159,23 +164,24 @@ async def test_an_ended_thread_can_be_read_and_accepts_no_request(
         async with threads.worker():
             await threads.send(thread_id, "hello")
             await threads.answered(thread_id, 1)
-            await stop(client, thread_id, by="ann", reason="done")
+            await ThreadHandle(client, thread_id).stop(by="ann", reason="done")
             await client.get_workflow_handle(thread_id).result()
         # No worker runs any more.
         for agent in (None, "ops"):
             with pytest.raises(ThreadEnded, match=f"everlong fork {thread_id}"):
                 await send(client, thread_id, "more", task_queue=threads.task_queue, agent=agent)
-        for control in (pause, unpause, compact, stop):
+        thread = ThreadHandle(client, thread_id)
+        for control in (thread.pause, thread.unpause, thread.compact, thread.stop):
             with pytest.raises(ThreadEnded):
-                await control(client, thread_id)
+                await control()
         with pytest.raises(ThreadEnded):
-            await decide(client, thread_id, "2-1", True, "ann")
+            await ThreadHandle(client, thread_id).decide("2-1", approve=True, by="ann")
         status = await read_status(client, thread_id)
         assert (status.status, status.counters.answered) == ("stopped", 1)
-        assert await pending(client, thread_id) == []
-        texts = [message.text for message in await messages(client, packs, thread_id)]
+        assert await list_pending(client, thread_id) == []
+        texts = [message.text for message in await read_messages(client, packs, thread_id)]
         assert texts == ["hello", "you said hello"]
-        entries = await journal(client, packs, thread_id, 2, 3)
+        entries = await read_journal(client, packs, thread_id, 2, 3)
         assert [entry.seq for entry in entries] == [2, 3]
         assert entries[-1].kind == Kind.CONTROL
 
@@ -188,7 +194,7 @@ async def test_a_limit_ends_and_archives_a_thread(
         client = threads.client
         await threads.send(thread_id, "hello")
         await threads.answered(thread_id, 1)
-        await configure(client, thread_id, {"steps_max": 1, "on_limit": "archive"})
+        await ThreadHandle(client, thread_id).configure({"steps_max": 1, "on_limit": "archive"})
         await threads.send(thread_id, "again")
         await client.get_workflow_handle(thread_id).result()
         status = await read_status(client, thread_id)
@@ -207,10 +213,10 @@ async def test_an_unknown_thread_is_named(
         client, queue = threads.client, threads.task_queue
         for asking in (
             lambda: send(client, thread_id, "hi", task_queue=queue),
-            lambda: pending(client, thread_id),
-            lambda: pause(client, thread_id),
-            lambda: configure(client, thread_id, {"steps_max": 5}),
-            lambda: journal(client, PackStore(store), thread_id),
+            lambda: list_pending(client, thread_id),
+            lambda: ThreadHandle(client, thread_id).pause(),
+            lambda: ThreadHandle(client, thread_id).configure({"steps_max": 5}),
+            lambda: read_journal(client, PackStore(store), thread_id),
         ):
             with pytest.raises(ThreadNotFound, match=f"no running thread '{thread_id}'"):
                 await asking()

@@ -9,12 +9,11 @@ from temporalio.api.enums.v1 import EventType, ResetReapplyExcludeType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from everlong import Policy
-from everlong.client.control import compact, configure, decide, stop
 from everlong.client.fork import fork as fork_thread
-from everlong.client.status import pending
-from everlong.client.status import status as read_status
-from everlong.client.time_travel import ThreadView, journal, state_at
-from everlong.client.time_travel import diff as diff_states
+from everlong.client.status import list_pending, read_status
+from everlong.client.thread import ThreadHandle
+from everlong.client.time_travel import ThreadView, read_journal, read_state
+from everlong.client.time_travel import compare_states as diff_states
 from everlong.client.updates import send
 from everlong.client.wait import ask as ask_thread
 from everlong.client.wait import wait_for_status
@@ -50,7 +49,7 @@ async def ask(threads: Threads, thread_id: str, text: str, agent: str = "ops") -
 
 
 async def entries_of(threads: Threads, thread_id: str) -> list[Entry]:
-    entries = await journal(threads.client, PackStore(threads.store), thread_id)
+    entries = await read_journal(threads.client, PackStore(threads.store), thread_id)
     assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
     return entries
 
@@ -73,12 +72,12 @@ async def fork(
         agent=agent,
         by="ann",
     )
-    return await state_at(threads.client, packs, new_id, seq + 1)
+    return await read_state(threads.client, packs, new_id, seq + 1)
 
 
 async def compacted(threads: Threads, thread_id: str) -> None:
     before = (await read_status(threads.client, thread_id)).counters.compactions
-    await compact(threads.client, thread_id)
+    await ThreadHandle(threads.client, thread_id).compact()
     await wait_for_status(
         threads.client,
         thread_id,
@@ -94,7 +93,7 @@ async def test_state_at_shows_a_thread_at_any_entry(threads: Threads, thread_id:
     await ask(threads, thread_id, "remember the api is slow")
     status = await read_status(threads.client, thread_id)
     entries = await entries_of(threads, thread_id)
-    views = [await state_at(threads.client, packs, thread_id, entry.seq) for entry in entries]
+    views = [await read_state(threads.client, packs, thread_id, entry.seq) for entry in entries]
     last = views[-1]
     assert last.totals is not None
     assert last.totals.steps == status.counters.steps == 3
@@ -121,7 +120,7 @@ async def test_state_at_shows_a_thread_at_any_entry(threads: Threads, thread_id:
     ]
     assert diff.context_removed == ()
     with pytest.raises(EntryNotFound, match=f"and no {last.seq + 1}"):
-        await state_at(threads.client, packs, thread_id, last.seq + 1)
+        await read_state(threads.client, packs, thread_id, last.seq + 1)
     with pytest.raises(EntryNotFound, match="give the earlier one first"):
         await diff_states(threads.client, packs, thread_id, 3, 2)
 
@@ -135,17 +134,19 @@ async def test_state_at_shows_an_approval_pending_and_decided(
     await wait_for_status(
         threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
-    [approval] = await pending(threads.client, thread_id)
-    await decide(threads.client, thread_id, approval.id, True, "ann", "go")
+    [approval] = await list_pending(threads.client, thread_id)
+    await ThreadHandle(threads.client, thread_id).decide(
+        approval.id, approve=True, by="ann", reason="go"
+    )
     await threads.answered(thread_id, number)
     entries = await entries_of(threads, thread_id)
     [asked] = [entry.seq for entry in entries if entry.kind == Kind.ASKED]
-    view = await state_at(threads.client, packs, thread_id, asked)
+    view = await read_state(threads.client, packs, thread_id, asked)
     assert view.pending == (approval,)
     diff = await diff_states(threads.client, packs, thread_id, 1, len(entries))
     assert [each.id for each in diff.asked] == [approval.id]
     assert [(each.by, each.reason) for each in diff.decided] == [("ann", "go")]
-    assert (await state_at(threads.client, packs, thread_id, len(entries))).pending == ()
+    assert (await read_state(threads.client, packs, thread_id, len(entries))).pending == ()
 
 
 async def test_a_fork_diverges_from_its_thread(threads: Threads, thread_id: str) -> None:
@@ -200,7 +201,7 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     packs = PackStore(threads.store)
     for number in range(6):
         await ask(threads, thread_id, f"{number} {BULK}")
-    await configure(threads.client, thread_id, {"compact_to_bytes": 4096})
+    await ThreadHandle(threads.client, thread_id).configure({"compact_to_bytes": 4096})
     await compacted(threads, thread_id)
     await ask(threads, thread_id, "after the first")
     last = len(await entries_of(threads, thread_id))
@@ -208,7 +209,7 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     await compacted(threads, thread_id)
     forked = f"{thread_id}-fork"
     view = await fork(threads, thread_id, last, forked)
-    here = await state_at(threads.client, packs, thread_id, last)
+    here = await read_state(threads.client, packs, thread_id, last)
     assert here.snapshot is not None
     assert view.context == here.context
     # The copy is the fork's own, and its next step reads it.
@@ -247,7 +248,7 @@ async def test_a_fork_takes_no_id_that_was_ever_used(threads: Threads, thread_id
     await ask(threads, thread_id, "hello")
     ended = f"{thread_id}-ended"
     await ask(threads, ended, "hello")
-    await stop(threads.client, ended)
+    await ThreadHandle(threads.client, ended).stop()
     await threads.client.get_workflow_handle(ended).result()
     before = (await threads.size(ended)).blobs
     for taken in (thread_id, ended):
@@ -263,7 +264,7 @@ async def test_a_fork_has_the_policy_of_its_thread_or_its_agent(
     threads: Threads, thread_id: str
 ) -> None:
     await ask(threads, thread_id, "hello")
-    await configure(threads.client, thread_id, {"steps_max": 55})
+    await ThreadHandle(threads.client, thread_id).configure({"steps_max": 55})
     same, other = f"{thread_id}-same", f"{thread_id}-other"
     await fork(threads, thread_id, 2, same)
     await fork(threads, thread_id, 2, other, agent="other")
@@ -277,7 +278,7 @@ async def test_a_fork_of_a_thread_that_a_limit_ended_goes_on(
     threads: Threads, thread_id: str
 ) -> None:
     await ask(threads, thread_id, "one")
-    await configure(threads.client, thread_id, {"steps_max": 2, "on_limit": "stop"})
+    await ThreadHandle(threads.client, thread_id).configure({"steps_max": 2, "on_limit": "stop"})
     await ask(threads, thread_id, "two")
     await threads.send(thread_id, "one too many")
     ended = await threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus).result()
@@ -345,7 +346,7 @@ async def test_a_reset_thread_knows_nothing_of_the_branch_that_was_left(
     ]
     entries = await entries_of(threads, thread_id)
     assert len(entries) == 4
-    view = await state_at(threads.client, PackStore(threads.store), thread_id, 4)
+    view = await read_state(threads.client, PackStore(threads.store), thread_id, 4)
     assert view.facts == ()
     # The fork was made of the branch that was left, and keeps it.
     assert await ask(threads, forked, "three") == "you said three"

@@ -17,7 +17,7 @@ from temporalio.service import RPCError
 
 from everlong.client.search_attributes import set_up
 from everlong.client.sweeps import sweep as sweep_namespace
-from everlong.client.visibility import quoted
+from everlong.client.visibility import quote_text
 from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
 from everlong.storage import BlobStore
@@ -65,7 +65,7 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
 async def end(client: Client, workflow_id: str) -> None:
     """Terminate a workflow and wait until visibility shows it: deleted earlier, it may stay listed."""
     await client.get_workflow_handle(workflow_id).terminate()
-    query = f"WorkflowId = {quoted(workflow_id)} AND ExecutionStatus = 'Running'"
+    query = f"WorkflowId = {quote_text(workflow_id)} AND ExecutionStatus = 'Running'"
 
     async def has_ended() -> bool:
         return (await client.count_workflows(query)).count == 0

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Final
 
-from everlong.archive import Facts, Manifest, new_archive_id, writer
+from everlong.archive import Facts, Manifest, make_archive_id, writer
 from everlong.compaction import Snapshot, dump
 from everlong.models import (
     Approval,
@@ -125,7 +125,7 @@ class Life:
     def facts(self, number: int = 0) -> Facts:
         now_ms = NOW_MS + number
         return Facts(
-            archive_id=new_archive_id(now_ms, bytes([number % 256]) * 4),
+            archive_id=make_archive_id(now_ms, bytes([number % 256]) * 4),
             thread_id=self.thread_id,
             namespace=self.namespace,
             thread=self.thread,

@@ -16,8 +16,8 @@ from pathlib import Path
 from temporalio.client import Client
 
 from everlong import Agent, EverlongPlugin, Policy, Reply, ask, tool
-from everlong.client.control import decide
-from everlong.client.status import status
+from everlong.client.status import read_status
+from everlong.client.thread import ThreadHandle
 from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import start_server, start_worker
 from everlong.embedded.server import find_free_port
@@ -127,12 +127,14 @@ async def _wait_through(
         reply_seq = 2 + 2 * (_STEPS + 1)
         for agent in ("slow", "steady"):
             approval_id = f"{reply_seq}-1-{digest[:4]}"
-            await decide(client, f"{agent}-1", approval_id, True, "ann")
+            await ThreadHandle(client, f"{agent}-1").decide(approval_id, approve=True, by="ann")
         answers = await asking
         ended = time.monotonic()
         made = requests(metrics_port)
         made.subtract(before)
-        runs = [(await status(client, f"{agent}-1")).counters.runs for agent in ("slow", "steady")]
+        runs = [
+            (await read_status(client, f"{agent}-1")).counters.runs for agent in ("slow", "steady")
+        ]
     return Waited(answers, runs, first.returncode, made, ended - begun, ended - decided)
 
 

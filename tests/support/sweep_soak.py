@@ -28,9 +28,9 @@ from everlong import EverlongPlugin, limits
 from everlong.archive import Manifest, writer
 from everlong.archive import manifest as manifests
 from everlong.client.archives import Then, archive
-from everlong.client.control import compact
 from everlong.client.fork import fork
-from everlong.client.time_travel import messages as read_messages
+from everlong.client.thread import ThreadHandle
+from everlong.client.time_travel import read_messages
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.codecs import EverlongCodec
@@ -141,7 +141,7 @@ class Soak:
                 try:
                     await self._say(packs, thread_id, message)
                     if self._source.random() < 0.3:
-                        await compact(self.client, thread_id)
+                        await ThreadHandle(self.client, thread_id).compact()
                     if self._source.random() < 0.25:
                         thread_id = await self._fork(packs, thread_id, message)
                         break

@@ -15,7 +15,7 @@ from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, ThreadStart
 from everlong.client.lookup import ThreadSize, measure_size
-from everlong.client.time_travel import messages
+from everlong.client.time_travel import read_messages
 from everlong.client.updates import send as send_message
 from everlong.client.wait import wait_for_status
 from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
@@ -64,7 +64,7 @@ class Threads:
         )
 
     async def conversation(self, thread_id: str) -> list[Message]:
-        return await messages(self.client, PackStore(self.store), thread_id)
+        return await read_messages(self.client, PackStore(self.store), thread_id)
 
     async def size(self, thread_id: str) -> ThreadSize:
         return await measure_size(self.client, self.store, thread_id)

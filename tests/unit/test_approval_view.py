@@ -38,9 +38,9 @@ async def look(
 
     # The service has a function of the same name as the module.
     module = sys.modules[WaitingApproval.__module__]
-    monkeypatch.setattr(module, "arguments_of", arguments_of)
+    monkeypatch.setattr(module, "load_arguments", arguments_of)
     monkeypatch.setattr(module, "_load_context", context_of)
-    monkeypatch.setattr(module, "pending", pending)
+    monkeypatch.setattr(module, "list_pending", pending)
     [found] = await list_thread_approvals(None, None, "ops-7")  # type: ignore[arg-type]
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everlong import limits
-from everlong.archive import ArchivedJournal, StoredArchive, digests, parquet, restore
+from everlong.archive import ArchivedJournal, StoredArchive, parquet, restore
 from everlong.archive import manifest as manifests
 from everlong.archive import writer as archive_writer
 from everlong.archive.schema import Row, read_body
@@ -221,7 +221,9 @@ async def test_orphaned_files_are_removed_after_a_day() -> None:
     life = await build_thread(PackStore(store))
     kept = await life.archived(0)
     half = await life.archived(1)
-    await store.delete([manifests.archive_key(life.thread, half.archive_id, manifests.MANIFEST)])
+    await store.delete(
+        [manifests.make_archive_key(life.thread, half.archive_id, manifests.MANIFEST)]
+    )
     day_ms = 24 * 3600 * 1000
     assert await archive_writer.delete_orphans(store, life.thread, NOW_MS + day_ms) == 0
     assert await archive_writer.delete_orphans(store, life.thread, NOW_MS + day_ms + 10) == 1
@@ -273,7 +275,7 @@ async def _verify_rows(
     writer = parquet.ArchiveWriter(path, manifests.dump_facts(life.facts()), None)
     writer.add(rows)
     writer.close()
-    forged = dataclasses.replace(manifest, **vars(digests.hash_file(path)))
+    forged = dataclasses.replace(manifest, **vars(archive_writer._hash_file(path)))
     await life.packs.store.put(manifest.file_key, path.read_bytes())
     await archive_writer.verify(life.packs, life.journal, life.head, forged)
 
@@ -376,7 +378,7 @@ async def test_archives_are_listed_newest_first_in_pages() -> None:
         pages += [each.archive_id for each in found]
         before = found[-1].archive_id
     assert pages == made[::-1]
-    assert [manifests.archive_ms(each) - NOW_MS for each in made] == list(range(5))
+    assert [manifests.parse_archive_ms(each) - NOW_MS for each in made] == list(range(5))
 
 
 async def test_a_manifest_of_another_archive_is_refused() -> None:
@@ -384,7 +386,7 @@ async def test_a_manifest_of_another_archive_is_refused() -> None:
     life = await build_thread(PackStore(store))
     first, second = await life.archived(0), await life.archived(1)
     keys = [
-        manifests.archive_key(life.thread, each.archive_id, manifests.MANIFEST)
+        manifests.make_archive_key(life.thread, each.archive_id, manifests.MANIFEST)
         for each in (first, second)
     ]
     store._objects[keys[1]] = store._objects[keys[0]]

@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped] # It has no types.
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from everlong.archive import Facts, Manifest, StoredArchive, checked_json, digests, writer
+from everlong.archive import Facts, Manifest, StoredArchive, writer
 from everlong.archive import manifest as manifests
 from everlong.archive.schema import Row
 from everlong.errors import BlobCorrupt, ConfigError, EverlongError, UnknownVersion
@@ -72,7 +72,7 @@ async def _forged(
     pq.write_table(change(table).replace_schema_metadata({b"everlong": said}), path)
     await store.delete([manifest.file_key])
     await store.put(manifest.file_key, path.read_bytes())
-    return dataclasses.replace(manifest, **vars(digests.hash_file(path)))
+    return dataclasses.replace(manifest, **vars(writer._hash_file(path)))
 
 
 async def test_a_file_with_other_columns_is_reported_as_corrupt(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ async def test_a_failed_export_is_reported_and_overwrites_nothing(
 async def test_a_manifest_with_an_oversized_footer_is_refused() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
-    key = manifests.archive_key(life.thread, manifest.archive_id, manifests.MANIFEST)
+    key = manifests.make_archive_key(life.thread, manifest.archive_id, manifests.MANIFEST)
     stored = await life.packs.store.get(key)
     forged = stored.replace(
         f'"footer_bytes": {manifest.footer_bytes}'.encode(), b'"footer_bytes": 1e12'
@@ -163,6 +163,6 @@ async def test_a_manifest_with_an_oversized_footer_is_refused() -> None:
     assert forged != stored
     fields = {**json.loads(stored), "footer_bytes": 10**12}
     del fields["digest"]
-    for data in (forged, checked_json.dump(fields)):
+    for data in (forged, manifests.dump_checked(fields)):
         with pytest.raises(BlobCorrupt):
             manifests.load(data, key)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from everlong.archive import Freed, Manifest, freed, writer
+from everlong.archive import Freed, Manifest, writer
 from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
 from everlong.policy import Retention
@@ -43,8 +43,10 @@ async def test_a_deletion_record_reads_back_and_changes_no_archive(
     life = await build_thread(PackStore(store, keys))
     manifest = await life.archived()
     told = record(manifest)
-    freed_id = await freed.write(life.packs, told)
-    assert await freed.read(life.packs, life.thread, manifest.archive_id, freed_id) == told
+    freed_id = await manifests.write_freed(life.packs, told)
+    assert (
+        await manifests.read_freed(life.packs, life.thread, manifest.archive_id, freed_id) == told
+    )
     assert await manifests.list_ids(store, life.thread) == [manifest.archive_id]
     assert await manifests.load_newest(life.packs, life.thread) == manifest
     [key] = keys_of(store)
@@ -56,8 +58,8 @@ async def test_a_deletion_record_reads_back_and_changes_no_archive(
 async def test_a_listing_names_the_latest_deletion_record() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     kept, gone = await life.archived(0), await life.archived(1)
-    await freed.write(life.packs, record(gone, "ann", NOW_MS))
-    last = await freed.write(life.packs, record(gone, "bob", NOW_MS + 5))
+    await manifests.write_freed(life.packs, record(gone, "ann", NOW_MS))
+    last = await manifests.write_freed(life.packs, record(gone, "bob", NOW_MS + 5))
     listed, more = await manifests.list_newest(life.packs.store, None, "", 10)
     assert [(each.archive_id, each.freed_id) for each in listed] == [
         (gone.archive_id, last),
@@ -72,7 +74,7 @@ async def test_a_record_is_not_read_with_another_key_or_in_another_place() -> No
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store, SEALED))
     first, second = await life.archived(0), await life.archived(1)
-    freed_id = await freed.write(life.packs, record(first))
+    freed_id = await manifests.write_freed(life.packs, record(first))
     place = (life.thread, first.archive_id, freed_id)
     for keys, error in (
         (None, KeyMissing),
@@ -80,34 +82,36 @@ async def test_a_record_is_not_read_with_another_key_or_in_another_place() -> No
         (Keyring({"k1": KEY_2}), BlobCorrupt),
     ):
         with pytest.raises(error):
-            await freed.read(PackStore(store, keys), *place)
+            await manifests.read_freed(PackStore(store, keys), *place)
     [key] = keys_of(store)
     store._objects[key.replace(first.archive_id, second.archive_id)] = store._objects[key]
     with pytest.raises(BlobCorrupt, match="cannot be read"):
-        await freed.read(life.packs, life.thread, second.archive_id, freed_id)
+        await manifests.read_freed(life.packs, life.thread, second.archive_id, freed_id)
 
 
 async def test_a_plain_record_is_refused_with_keys_and_after_a_move() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     first, second = await life.archived(0), await life.archived(1)
-    freed_id = await freed.write(life.packs, record(first))
+    freed_id = await manifests.write_freed(life.packs, record(first))
     with pytest.raises(RefRefused, match="EVERLONG_ACCEPT_UNSEALED"):
-        await freed.read(PackStore(store, SEALED), life.thread, first.archive_id, freed_id)
+        await manifests.read_freed(
+            PackStore(store, SEALED), life.thread, first.archive_id, freed_id
+        )
     [key] = keys_of(store)
     store._objects[key.replace(first.archive_id, second.archive_id)] = store._objects[key]
     with pytest.raises(BlobCorrupt, match="another archive"):
-        await freed.read(life.packs, life.thread, second.archive_id, freed_id)
+        await manifests.read_freed(life.packs, life.thread, second.archive_id, freed_id)
     store._objects[key] = store._objects[key].replace(b'"version": 2', b'"version": 3')
     with pytest.raises(UnknownVersion):
-        await freed.read(life.packs, life.thread, first.archive_id, freed_id)
+        await manifests.read_freed(life.packs, life.thread, first.archive_id, freed_id)
 
 
 async def test_a_sweep_treats_a_record_like_an_archive() -> None:
     world = FakeNamespace(MemoryBlobStore())
     life = await build_thread(world.packs)
     manifest = dataclasses.replace(await life.archived(), namespace=world.namespace)
-    await freed.write(world.packs, record(manifest))
+    await manifests.write_freed(world.packs, record(manifest))
     [key] = [each for each in await world.keys("archive/") if manifests.FREED in each]
     assert parse_key(key) == (life.thread, b"")
     await world.sweep(whole_store=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong.archive import ArchivedJournal, Manifest, StoredArchive, checked_json, writer
+from everlong.archive import ArchivedJournal, Manifest, StoredArchive, writer
 from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
 from everlong.storage.keys import Keyring
@@ -46,7 +46,7 @@ def sealed(store: MemoryBlobStore, key_id: str = "k1", key: bytes = KEY_1) -> Pa
 
 
 async def stored_manifest(store: MemoryBlobStore, manifest: Manifest) -> tuple[str, str]:
-    key = manifests.archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
+    key = manifests.make_archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
     return key, (await store.get(key)).decode()
 
 
@@ -114,7 +114,7 @@ async def test_a_manifest_written_without_the_key_is_refused() -> None:
         await manifests.read(life.packs, life.thread, manifest.archive_id)
     fields = {**json.loads(listed), "agent": "spy"}
     del fields["digest"]
-    await store.put(key, checked_json.dump(fields))
+    await store.put(key, manifests.dump_checked(fields))
     with pytest.raises(BlobCorrupt, match="changed by a writer without its key"):
         await manifests.read(life.packs, life.thread, manifest.archive_id)
     await store.put(key, listed.encode())
@@ -138,10 +138,10 @@ async def test_a_tag_covers_all_bytes_before_it() -> None:
     }
     for name, value in changes.items():
         # With a digest that fits: only the tag finds it.
-        await store.put(key, checked_json.dump({**fields, name: value}))
+        await store.put(key, manifests.dump_checked({**fields, name: value}))
         with pytest.raises(BlobCorrupt, match="without its key"):
             await manifests.read(life.packs, life.thread, manifest.archive_id)
-    await store.put(key, checked_json.dump(fields))
+    await store.put(key, manifests.dump_checked(fields))
     assert await manifests.read(life.packs, life.thread, manifest.archive_id) == manifest
 
 

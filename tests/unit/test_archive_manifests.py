@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlong.archive import StoredArchive, checked_json, freed
+from everlong.archive import StoredArchive
 from everlong.archive import manifest as manifests
 from everlong.archive import writer as archive_writer
 from everlong.errors import BlobCorrupt, EverlongError, StoreUnavailable, UnknownVersion
@@ -27,7 +27,7 @@ EITHER = pytest.mark.parametrize("keys", [None, SEALED], ids=["plain", "sealed"]
 
 
 def key_of(manifest: manifests.Manifest) -> str:
-    return manifests.archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
+    return manifests.make_archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
 
 
 def damage(data: bytes, chosen: random.Random) -> bytes:
@@ -92,13 +92,13 @@ async def test_no_damage_of_a_deletion_record_goes_unnoticed(
     store, chosen = MemoryBlobStore(), random.Random(16)
     life = await build_thread(PackStore(store, keys))
     manifest = await life.archived()
-    freed_id = await freed.write(life.packs, record(manifest))
+    freed_id = await manifests.write_freed(life.packs, record(manifest))
     [key] = keys_of(store)
     whole = store._objects[key]
     for damaged in [damage(whole, chosen) for _ in range(1000)]:
         store._objects[key] = damaged
         with pytest.raises((BlobCorrupt, UnknownVersion)):
-            await freed.read(life.packs, life.thread, manifest.archive_id, freed_id)
+            await manifests.read_freed(life.packs, life.thread, manifest.archive_id, freed_id)
 
 
 @EITHER
@@ -123,7 +123,7 @@ def forged(manifest: manifests.Manifest, change: Callable[[dict[str, Any]], None
     fields = json.loads(manifests.dump(manifest, None))
     del fields["digest"]
     change(fields)
-    return checked_json.dump(fields)
+    return manifests.dump_checked(fields)
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -158,7 +158,7 @@ async def test_a_duplicate_field_is_refused_even_if_the_digest_matches() -> None
     manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
     fields = json.loads(manifests.dump(manifest, None))
     del fields["digest"]
-    doubled = checked_json.dump_prefix(fields).replace(
+    doubled = manifests.dump_prefix(fields).replace(
         b'"agent": "ops"', b'"agent": "ops",\n  "agent": "ops"'
     )
     told = doubled + b',\n  "digest": "'
@@ -236,7 +236,7 @@ TEXT = st.text('aä\u2028\n"\\{}:,\0😀 ', max_size=20)
 )
 def test_every_written_manifest_reads_back(fields: dict[str, Any]) -> None:
     stored = {"version": 2, **fields}
-    assert checked_json.load(checked_json.dump(stored), "key", version=2) == stored
+    assert manifests.load_checked(manifests.dump_checked(stored), "key", version=2) == stored
 
 
 class Thread:
@@ -273,7 +273,7 @@ async def test_an_unreadable_archive_is_skipped_and_named(thread: Thread) -> Non
 async def test_an_archive_whose_name_sorts_last_is_skipped(thread: Thread) -> None:
     for name in ("99991231T235959999Z-ffffffff", "99999999T999999999Z-00000000"):
         thread.store._objects[
-            manifests.archive_key(thread.life.thread, name, manifests.MANIFEST)
+            manifests.make_archive_key(thread.life.thread, name, manifests.MANIFEST)
         ] = b""
     found = await thread.search()
     assert found.manifest == thread.made[1]
@@ -301,7 +301,7 @@ async def test_a_silent_store_is_no_unreadable_archive(
 
 async def test_the_search_ends_after_a_hundred_archives(thread: Thread) -> None:
     for number in range(150):
-        key = manifests.archive_key(
+        key = manifests.make_archive_key(
             thread.life.thread, f"20990101T000000{number:03}Z-00000000", manifests.MANIFEST
         )
         thread.store._objects[key] = b"{"

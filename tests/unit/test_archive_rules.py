@@ -11,13 +11,12 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverse
 from typer.testing import CliRunner
 
 from everlong.admin.preview import describe_plan
-from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
 from everlong.cli import archives as commands
 from everlong.client import archives
 from everlong.client.archives import ArchivePage, ArchivePlan
-from everlong.client.lookup import ThreadSize, head_of
+from everlong.client.lookup import ThreadSize, find_head
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
 from everlong.models import Counters, Kind, Message, ThreadStatus
 from everlong.storage import BlobStore
@@ -56,7 +55,7 @@ def ended(status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1) ->
     ],
 )
 def test_only_a_fully_journalled_thread_may_be_freed(found: ThreadStatus, words: str) -> None:
-    why = archives.why_not_freed("ops-7", found)
+    why = archives.explain_unfreeable("ops-7", found)
     assert bool(why) == bool(words)
     assert words in why
 
@@ -72,8 +71,8 @@ class Ended:
         self.fails: set[str] = set()
         self.asked: list[str] = []
         monkeypatch.setattr(archives, "_list_ended", self._ended)
-        monkeypatch.setattr(archives, "head_of", self._head_of)
-        monkeypatch.setattr(archives, "_newest_run", self._newest_run)
+        monkeypatch.setattr(archives, "find_head", self._head_of)
+        monkeypatch.setattr(archives, "_read_newest_run", self._newest_run)
         monkeypatch.setattr(archives, "archive", self._archive)
 
     def add(self, thread_id: str, run_id: str = "r1") -> None:
@@ -160,7 +159,7 @@ async def test_an_unreadable_archive_is_named_and_not_archived_at_each_sweep(
     ended_threads.add("ops-7")
     ended_threads.heads["ops-7"] = life.head
     await life.archived()
-    place = manifests.archive_key(life.thread, name, manifests.MANIFEST)
+    place = manifests.make_archive_key(life.thread, name, manifests.MANIFEST)
     await life.packs.store.put(place, b"{")
     for _ in range(3):
         found = await ended_threads.archive()
@@ -248,10 +247,10 @@ async def test_a_history_without_a_journal_head_is_no_empty_journal() -> None:
 
     service = SimpleNamespace(get_workflow_execution_history_reverse=page)
     client: Any = SimpleNamespace(namespace=NAMESPACE, workflow_service=service)
-    assert await head_of(client, "ops-7") is None
+    assert await find_head(client, "ops-7") is None
     pages += [b"more"] * 100
     with pytest.raises(ThreadError, match="the newest 2,000 events"):
-        await head_of(client, "ops-7")
+        await find_head(client, "ops-7")
 
 
 async def test_archives_are_listed_with_who_freed_the_thread() -> None:
@@ -259,7 +258,7 @@ async def test_archives_are_listed_with_who_freed_the_thread() -> None:
     packs = PackStore(store)
     life, other = await build_thread(packs), await build_thread(packs, "ops-8")
     first, second = await life.archived(0), await other.archived(1)
-    await freed.write(packs, record(first, by="bob"))
+    await manifests.write_freed(packs, record(first, by="bob"))
     page = await archives.list_archives(CLIENT, packs)
     assert page.archives == (second, first)
     assert [(each.archive_id, each.by, each.reason) for each in page.freed] == [

@@ -24,7 +24,7 @@ from temporalio.worker import Worker
 from typer.testing import CliRunner
 
 from everlong import EverlongPlugin, cli
-from everlong.client.packs import packs_of
+from everlong.client.packs import find_packs
 from everlong.codecs import EverlongCodec, composition
 from everlong.codecs.composition import (
     OuterCodec,
@@ -170,7 +170,7 @@ async def test_a_worker_whose_codec_is_wrapped_is_refused(keys: dict[str, bytes]
     with pytest.raises(ConfigError, match=r"Chain is around Everlong's.*outer_codec=Chain"):
         Worker(client, task_queue="q", workflows=[Nothing])
     with pytest.raises(ConfigError, match="around Everlong's"):
-        packs_of(client)
+        find_packs(client)
 
 
 @pytest.mark.guarantee(24)

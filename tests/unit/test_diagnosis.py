@@ -16,12 +16,12 @@ from everlong.client.diagnosis import (
     Diagnosis,
     Fault,
     Watch,
+    compute_look_seconds,
     explain_agent,
     explain_fault,
-    next_look_seconds,
 )
 from everlong.client.errors import START_ONE
-from everlong.client.status import held_by
+from everlong.client.status import read_held_reason
 from everlong.errors import KeyMissing, NoWorker
 from everlong.models import HELD
 
@@ -136,7 +136,7 @@ async def test_a_failing_callback_about_holds_does_not_end_the_watch(
     def fail(_: str) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(diagnosis, "held_by", held_by)
+    monkeypatch.setattr(diagnosis, "read_held_reason", held_by)
     async with asyncio.timeout(10), Watch(cast("Client", None), "t") as watch:
         watch.on_held = fail
         while watch.latest is None:
@@ -154,7 +154,7 @@ async def test_unreadable_heartbeats_do_not_undo_a_diagnosis(
     async def held_by(*_: object) -> str:
         raise KeyMissing("sealed with key 'a'")
 
-    monkeypatch.setattr(diagnosis, "held_by", held_by)
+    monkeypatch.setattr(diagnosis, "read_held_reason", held_by)
     watch = Watch(cast("Client", None), "t")
     watch.held_by = "what was read before"
     await watch._diagnose()
@@ -169,7 +169,7 @@ async def test_heartbeats_of_other_activities_are_not_decoded() -> None:
     ours.activity_type.name = "everlong.call_model"
     ours.heartbeat_details.payloads.add(metadata={"encoding": b"json/plain"}, data=b'"a slot"')
     client = await Client.connect("127.0.0.1:1", lazy=True)
-    assert await held_by(client, [theirs, ours]) == "a slot"
+    assert await read_held_reason(client, [theirs, ours]) == "a slot"
 
 
 @pytest.mark.usefixtures("found")
@@ -208,20 +208,20 @@ async def test_waits_of_one_connection_share_a_listing_of_pollers(
 
     monkeypatch.setattr(diagnosis, "_list_pollers", list_pollers)
     for queue in ("a", "a", "b", "a"):
-        await diagnosis._pollers(client, queue, diagnosis._WORKFLOWS)
+        await diagnosis._get_pollers(client, queue, diagnosis._WORKFLOWS)
     assert listed == ["a", "b"]
     monkeypatch.setattr(diagnosis, "_LISTED_SECONDS", 0.0)
-    await diagnosis._pollers(client, "a", diagnosis._WORKFLOWS)
+    await diagnosis._get_pollers(client, "a", diagnosis._WORKFLOWS)
     assert listed == ["a", "b", "a"]
 
 
 def test_a_healthy_thread_is_checked_a_few_times() -> None:
     elapsed, looks = diagnosis.FIRST_SECONDS, 1
-    while (elapsed := elapsed + next_look_seconds(elapsed)) <= 100:
+    while (elapsed := elapsed + compute_look_seconds(elapsed)) <= 100:
         looks += 1
     assert looks <= 7
-    assert next_look_seconds(0) == diagnosis.SECOND_SECONDS
-    assert [next_look_seconds(each) for each in (100, 600, 1e6)] == [20, 30, 60]
+    assert compute_look_seconds(0) == diagnosis.SECOND_SECONDS
+    assert [compute_look_seconds(each) for each in (100, 600, 1e6)] == [20, 30, 60]
 
 
 @pytest.mark.usefixtures("found")

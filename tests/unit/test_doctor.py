@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from everlong import EverlongPlugin, limits
 from everlong.cli import app
-from everlong.client.search_attributes import _refusal
+from everlong.client.search_attributes import _make_refusal
 from everlong.codecs import EverlongCodec
 from everlong.doctor.checks import check_store, judge_clock, judge_versions
 from everlong.doctor.workers import (
@@ -265,7 +265,7 @@ async def test_the_servers_reason_for_refusing_attributes_is_reported(
     address: str, status: RPCStatusCode, kind: type[Exception], text: str
 ) -> None:
     client = await Client.connect(address, lazy=True)
-    error = _refusal(client, RPCError("no", status, b""))
+    error = _make_refusal(client, RPCError("no", status, b""))
     assert type(error) is kind
     assert text in str(error)
     if text == "tcld":

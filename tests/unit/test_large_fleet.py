@@ -13,7 +13,14 @@ from everlong.cli.output import describe_page
 from everlong.client import threads as module
 from everlong.client.thread_index import ThreadIndex
 from everlong.client.threads import Cursor, Directory, ThreadPage, parse_cursor
-from everlong.client.visibility import PAGE_ROWS, RowsPage, ThreadRow, Wanted, query_of, read_rows
+from everlong.client.visibility import (
+    PAGE_ROWS,
+    RowsPage,
+    ThreadRow,
+    Wanted,
+    build_query,
+    read_rows,
+)
 from everlong.errors import ConfigError
 from tests.support.admin_client import make_context, open_http_client
 from tests.support.fake_visibility import FakeVisibility, Thread
@@ -364,14 +371,14 @@ async def test_filters_without_search_attributes_use_temporals_own_fields() -> N
 
 
 def test_quotes_in_a_search_stay_in_their_string() -> None:
-    query = query_of(Wanted("a' OR 'b", "pau'sed", "x'"), attributes=True) or ""
+    query = build_query(Wanted("a' OR 'b", "pau'sed", "x'"), attributes=True) or ""
     assert "STARTS_WITH 'a'' OR ''b'" in query
     assert "EverlongStatus = 'pau''sed'" in query
     assert "EverlongAgent = 'x'''" in query
 
 
 def test_no_query_has_a_nul_which_sql_stores_refuse() -> None:
-    assert query_of(Wanted("a\0b"), attributes=True) is None
+    assert build_query(Wanted("a\0b"), attributes=True) is None
 
 
 def test_an_index_takes_a_few_hundred_bytes_a_thread() -> None:

@@ -131,7 +131,7 @@ async def test_the_store_lists_archives_without_the_keys() -> None:
     store = MemoryBlobStore()
     manifest = await archived(store, ONE)
     listed = await store.get(
-        manifests.archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
+        manifests.make_archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
     )
     # Ids, agents and counts stand there; what was said, by whom and why, does not.
     assert b'"thread_id": "ops-7"' in listed

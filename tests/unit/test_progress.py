@@ -12,8 +12,8 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from everlong.client.follower import decoder
-from everlong.client.progress import Activity, Progress, Tracker
+from everlong.client.follower import make_decoder
+from everlong.client.progress import Activity, ThreadProgress, Tracker
 from everlong.errors import KeyMissing
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -59,7 +59,7 @@ class _Client:
     data_converter = pydantic_data_converter
 
 
-decode = decoder(cast("Client", _Client()), "ops-7")
+decode = make_decoder(cast("Client", _Client()), "ops-7")
 
 
 def head(seq: int) -> SegmentRef:
@@ -188,7 +188,7 @@ class History:
             closed.result.payloads.append(_payload(result))
         return self
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> ThreadProgress:
         tracker = Tracker(decode)
         await tracker.add(self.events)
         return tracker.progress()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from everlong.client.status import QueryCache, cached, keep_answers
+from everlong.client.status import QueryCache, get_answer, keep_answers
 
 
 def description(thread_id: str = "a", run_id: str = "run-1", events: int = 9) -> Any:
@@ -73,5 +73,5 @@ async def test_only_a_caching_client_has_a_cache() -> None:
     worker, keeps, asks = Worker(), Client(), Client()
     keep_answers(keeps)  # type: ignore[arg-type]
     for client in (asks, asks, keeps, keeps):
-        await cached(client, "status", description(), worker)  # type: ignore[arg-type]
+        await get_answer(client, "status", description(), worker)  # type: ignore[arg-type]
     assert worker.asked == 3

@@ -103,13 +103,21 @@ async def test_the_sender_of_a_message_is_in_the_archive_and_in_a_revived_journa
 
 
 async def test_a_new_archive_is_the_newest_even_if_another_clock_was_ahead() -> None:
-    ahead = manifests.new_archive_id(NOW_MS + 300_000, b"\xff\xff\xff\xff")
-    later = manifests.next_archive_id([ahead], NOW_MS, b"\x00\x00\x00\x00")
+    ahead = manifests.make_archive_id(NOW_MS + 300_000, b"\xff\xff\xff\xff")
+    later = manifests.make_next_archive_id([ahead], NOW_MS, b"\x00\x00\x00\x00")
     assert later > ahead
-    assert manifests.archive_ms(later) == NOW_MS + 300_001
-    assert manifests.archive_ms(manifests.next_archive_id([], NOW_MS, bytes(4))) == NOW_MS
-    earlier = manifests.new_archive_id(NOW_MS - 5, bytes(4))
-    assert manifests.archive_ms(manifests.next_archive_id([earlier], NOW_MS, bytes(4))) == NOW_MS
-    # Somebody's file that only looks like one.
+    assert manifests.parse_archive_ms(later) == NOW_MS + 300_001
+    assert (
+        manifests.parse_archive_ms(manifests.make_next_archive_id([], NOW_MS, bytes(4))) == NOW_MS
+    )
+    earlier = manifests.make_archive_id(NOW_MS - 5, bytes(4))
+    assert (
+        manifests.parse_archive_ms(manifests.make_next_archive_id([earlier], NOW_MS, bytes(4)))
+        == NOW_MS
+    )
+    # A foreign file whose name looks like an archive's.
     for odd in ("99999999T999999999Z-00000000", "99991231T235959999Z-00000000"):
-        assert manifests.archive_ms(manifests.next_archive_id([odd], NOW_MS, bytes(4))) == NOW_MS
+        assert (
+            manifests.parse_archive_ms(manifests.make_next_archive_id([odd], NOW_MS, bytes(4)))
+            == NOW_MS
+        )

@@ -10,7 +10,7 @@ from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
 from everlong import limits
 from everlong.admin.series import choose_samples, drop_parent_points, extract_points, thin_points
-from everlong.client.visibility import row_of
+from everlong.client.visibility import build_row
 from everlong.models import Counters, Entry, Kind, PublishedSize, StepInfo, ThreadCard, ThreadState
 from everlong.workflows import visibility
 
@@ -86,7 +86,7 @@ def test_metric_and_list_agree_on_growth(
     state = thread(20_000, None, trend=trend, rested=rested)
     card = ThreadCard(ms=now_ms, stored_bytes=20_000, trend=trend, rested=rested)
     info = WorkflowExecutionInfo(status=WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING)
-    assert row_of(info, card).growth_bytes_per_hour == visibility.compute_growth(state, now_ms)
+    assert build_row(info, card).growth_bytes_per_hour == visibility.compute_growth(state, now_ms)
 
 
 @pytest.mark.parametrize(

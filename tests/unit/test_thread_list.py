@@ -12,7 +12,7 @@ from everlong.admin.fleet import find_quantile, summarise_rows
 from everlong.admin.overview import measure_limits
 from everlong.client import threads as module
 from everlong.client.threads import Directory
-from everlong.client.visibility import RowsPage, ThreadRow, row_of
+from everlong.client.visibility import RowsPage, ThreadRow, build_row
 from everlong.errors import ServerUnreachable
 from everlong.models import Counters, ThreadCard, ThreadStatus
 from tests.support.admin_client import nowhere
@@ -246,5 +246,5 @@ def listed() -> WorkflowExecutionInfo:
 def test_growth_in_lists_decays_with_the_clock(hours: float, growth: float) -> None:
     began_ms = int(time.time() * 1000 - hours * 3_600_000)
     card = ThreadCard(ms=began_ms, stored_bytes=7200, trend=((began_ms, 0), (began_ms + 5, 7200)))
-    assert row_of(listed(), card).growth_bytes_per_hour == pytest.approx(growth, rel=0.05)
-    assert row_of(listed()).growth_bytes_per_hour == 5_000_000
+    assert build_row(listed(), card).growth_bytes_per_hour == pytest.approx(growth, rel=0.05)
+    assert build_row(listed()).growth_bytes_per_hour == 5_000_000

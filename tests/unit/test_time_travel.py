@@ -6,7 +6,7 @@ import pytest
 
 from everlong import Policy
 from everlong.client import time_travel
-from everlong.client.time_travel import Past
+from everlong.client.time_travel import Timeline
 from everlong.compaction import Snapshot, dump
 from everlong.errors import EntryNotFound, RefRefused
 from everlong.models import (
@@ -85,7 +85,7 @@ def test_totals_count_each_kind_and_add_to_earlier_totals() -> None:
 
 def test_an_approval_is_pending_from_request_to_decision() -> None:
     entries = a_turn()
-    waits = [bool(time_travel.pending_after(entries[:upto])) for upto in range(len(entries) + 1)]
+    waits = [bool(time_travel.find_pending(entries[:upto])) for upto in range(len(entries) + 1)]
     assert waits == [False, False, False, True, False, False, False, False]
 
 
@@ -94,7 +94,7 @@ def test_an_escalated_approval_waits_for_others() -> None:
         asked(1, "1-1", approvers=("ann",), escalate_to=("bob",), on_deadline="escalate"),
         decided(2, "1-1", approve=False, by="deadline", escalated=True),
     ]
-    [waiting] = time_travel.pending_after(entries)
+    [waiting] = time_travel.find_pending(entries)
     assert waiting.escalated
     assert waiting.approvers == ("bob",)
 
@@ -109,24 +109,24 @@ def test_an_escalated_approval_waits_for_others() -> None:
     ids=lambda entry: entry.kind,
 )
 def test_cancelled_calls_have_no_pending_approvals(end: Entry) -> None:
-    assert time_travel.pending_after([asked(1, "1-1")])
-    assert not time_travel.pending_after([asked(1, "1-1"), end])
+    assert time_travel.find_pending([asked(1, "1-1")])
+    assert not time_travel.find_pending([asked(1, "1-1"), end])
 
 
 def test_a_pause_cancels_no_call() -> None:
     paused = build_note(2, Kind.CONTROL, ControlNote(action="pause"), 2000)
-    assert time_travel.pending_after([asked(1, "1-1"), paused])
+    assert time_travel.find_pending([asked(1, "1-1"), paused])
 
 
 def test_duplicate_entries_are_added_twice() -> None:
-    assert time_travel.added(["a", "b"], ["b", "a", "a", "c"]) == ("a", "c")
-    assert time_travel.added(["a", "a"], ["a"]) == ()
+    assert time_travel.find_added(["a", "b"], ["b", "a", "a", "c"]) == ("a", "c")
+    assert time_travel.find_added(["a", "a"], ["a"]) == ()
 
 
-async def past_of(entries: list[Entry]) -> Past:
+async def past_of(entries: list[Entry]) -> Timeline:
     packs = PackStore(MemoryBlobStore())
     head, _ = await Journal(packs, KEY).append(None, entries)
-    return Past("t", status_of(head), Journal(packs, KEY))
+    return Timeline("t", status_of(head), Journal(packs, KEY))
 
 
 def status_of(head: object) -> ThreadStatus:
@@ -144,15 +144,15 @@ def status_of(head: object) -> ThreadStatus:
 @pytest.mark.guarantee(75)
 async def test_the_context_at_an_entry_equals_a_model_calls() -> None:
     past = await past_of(a_turn())
-    scene = await past.scene(5)
+    scene = await past.load_scene(5)
     assert [message.role for message in scene.context] == ["user", "assistant", "tool"]
     assert scene.time_ms == 5000
     # In the middle of a step, the call has no result yet: a provider would refuse it without one.
-    middle = (await past.scene(2)).context
+    middle = (await past.load_scene(2)).context
     assert [message.role for message in middle] == ["user", "assistant", "tool"]
     assert "not run" in middle[-1].text
-    assert [fact.key for fact in (await past.scene(7)).facts] == ["api"]
-    assert (await past.scene(5)).facts == ()
+    assert [fact.key for fact in (await past.load_scene(7)).facts] == ["api"]
+    assert (await past.load_scene(5)).facts == ()
 
 
 async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> None:
@@ -170,16 +170,16 @@ async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> No
         said(4, Kind.MESSAGE, "and now?"),
     ]
     head, _ = await journal.append(None, entries)
-    past = Past("t", status_of(head), Journal(packs, KEY))
-    assert (await past.scene(2)).snapshot is None
-    assert [each.text for each in (await past.scene(2)).context] == ["hello", "hi"]
+    past = Timeline("t", status_of(head), Journal(packs, KEY))
+    assert (await past.load_scene(2)).snapshot is None
+    assert [each.text for each in (await past.load_scene(2)).context] == ["hello", "hi"]
     for seq in (3, 4):
-        scene = await past.scene(seq)
+        scene = await past.load_scene(seq)
         assert scene.snapshot is not None
         assert scene.context[0].role == "summary"
         assert "they met" in scene.context[0].text
         assert "hello" not in [each.text for each in scene.context]
-    assert (await past.scene(4)).context[-1].text == "and now?"
+    assert (await past.load_scene(4)).context[-1].text == "and now?"
 
 
 @pytest.mark.guarantee(13)
@@ -194,25 +194,25 @@ async def test_a_snapshot_of_an_unrelated_thread_is_not_read() -> None:
     entries = [said(1, Kind.MESSAGE, "hello"), build_note(2, Kind.COMPACTION, compacted, 2000)]
     head, _ = await Journal(packs, KEY).append(None, entries)
     with pytest.raises(RefRefused):
-        await Past("t", status_of(head), Journal(packs, KEY)).scene(2)
+        await Timeline("t", status_of(head), Journal(packs, KEY)).load_scene(2)
 
 
 @pytest.mark.parametrize("seq", [-1, 0, 8])
 async def test_an_unknown_entry_is_named(seq: int) -> None:
     past = await past_of(a_turn())
     with pytest.raises(EntryNotFound, match=f"1 to 7, and no {seq}"):
-        await past.scene(seq)
+        await past.load_scene(seq)
 
 
 async def test_a_journal_without_entries_says_so() -> None:
-    past = Past("t", status_of(None), Journal(PackStore(MemoryBlobStore()), KEY))
+    past = Timeline("t", status_of(None), Journal(PackStore(MemoryBlobStore()), KEY))
     with pytest.raises(EntryNotFound, match="holds no entries yet"):
-        await past.totals(1)
+        await past.load_totals(1)
 
 
 async def test_totals_at_an_entry_are_those_of_all_before_it() -> None:
     entries = a_turn()
     past = await past_of(entries)
-    assert await past.totals(5) == add_up(entries[:5])
-    assert [each.id for each in await past.pending(3)] == ["2-1"]
-    assert await past.pending(1) == ()
+    assert await past.load_totals(5) == add_up(entries[:5])
+    assert [each.id for each in await past.load_pending(3)] == ["2-1"]
+    assert await past.load_pending(1) == ()

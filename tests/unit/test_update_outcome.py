@@ -124,7 +124,7 @@ async def test_checks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.M
     monkeypatch.setattr(follower, "LONG_POLLS_MAX", 1)
     monkeypatch.setattr(updates, "_LOOK_SECONDS_MIN", 0.5)
     server = Server()
-    polls = follower.long_polls(cast("Client", server))
+    polls = follower.get_long_polls(cast("Client", server))
     with polls.counted():
         server.answers.extend([nothing()] * 100)
         waits = [asyncio.create_task(poll(server)) for _ in range(5)]
@@ -139,7 +139,7 @@ async def test_checks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.M
 
 async def test_long_polls_are_counted_while_they_run() -> None:
     server = Server()
-    polls = follower.long_polls(cast("Client", server))
+    polls = follower.get_long_polls(cast("Client", server))
     polling = asyncio.create_task(poll(server))
     while not polls.count:
         await asyncio.sleep(0)

@@ -76,7 +76,7 @@ async def test_an_archive_waits_through_a_reset_for_the_end(
         return ended.pop(0)
 
     monkeypatch.setattr(archives, "Follower", _Follower)
-    monkeypatch.setattr(archives, "_ended_run", ended_run)
+    monkeypatch.setattr(archives, "_find_ended_run", ended_run)
     monkeypatch.setattr(archives, "_RESET_PAUSE_SECONDS", 0.0, raising=False)
     async with asyncio.timeout(30):
         assert await archives._wait_for_end(cast("Client", None), "ops-7", 5.0) == "run-3"
@@ -89,7 +89,7 @@ async def test_archiving_a_repeatedly_reset_thread_times_out(
         return ""
 
     monkeypatch.setattr(archives, "Follower", _Follower)
-    monkeypatch.setattr(archives, "_ended_run", ended_run)
+    monkeypatch.setattr(archives, "_find_ended_run", ended_run)
     async with asyncio.timeout(30):
         with pytest.raises(NotAnswered, match="has not ended"):
             await archives._wait_for_end(cast("Client", None), "ops-7", 0.2)
