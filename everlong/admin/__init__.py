@@ -1,1 +1,1 @@
-"""What operators use: the service functions, and the codec server."""
+"""Admin: overviews, previews and approvals for operators, and the web server that shows them."""

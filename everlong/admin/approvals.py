@@ -20,7 +20,7 @@ _QUERY: Final = (
     "EverlongPendingApprovals > 0"
 )
 THREADS_MAX: Final = 100
-"""Most threads to query. Each is a query of its worker, 8 at a time: seconds if all are cold."""
+"""Most threads to query, 8 at a time. Each query reaches a worker: seconds in all if all are cold."""
 _AT_ONCE: Final = 8
 ARGUMENTS_BYTES_MAX: Final = 32 * limits.KIB
 """Most bytes of one call's arguments: more than a person reads before deciding."""
@@ -128,8 +128,8 @@ async def _load_approval(
     try:
         context = await _load_context(client, packs, thread_id, approval)
     except EverlongError as error:
-        problem = problem or f"What came before cannot be shown: {error}"
-    # JSON may hold lone surrogates. They are shown escaped, not replaced: the person decides about them.
+        problem = problem or f"The entries before the call cannot be shown: {error}"
+    # JSON may hold lone surrogates. Show them escaped, not replaced: the approver must see them.
     data = arguments.encode(errors="backslashreplace")
     return WaitingApproval(
         thread_id=thread_id,

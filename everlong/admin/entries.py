@@ -41,7 +41,7 @@ class EntrySummary:
     tokens: int = 0
     cost_usd: float = 0.0
     by: str = ""
-    """Person who decided, paused, configured, ..."""
+    """User who decided, paused, configured, ..."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,10 +97,10 @@ async def load_entry_page(
     entries: list[Entry] = []
     if found.head is not None and first <= last:
         entries = await found.journal.read(found.head, first, last)
-    said = await _load_messages(found, [entry for entry in entries if _lacks_preview(entry)])
+    messages = await _load_messages(found, [entry for entry in entries if _lacks_preview(entry)])
     return EntryPage(
         thread_id=thread_id,
-        entries=tuple(summarise_entry(entry, said.get(entry.seq)) for entry in entries),
+        entries=tuple(summarise_entry(entry, messages.get(entry.seq)) for entry in entries),
         last_seq=found.last_seq,
         not_journalled=found.status.tail_entries if found.status else 0,
         unavailable=found.unavailable,

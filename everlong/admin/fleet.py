@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 TOP_MAX: Final = 10
 LOOPS: Final = frozenset({"same_failure_max", "no_progress_steps_max", "failed_turns_max"})
-"""Limits that stop failure loops: a thread in one of them repeats itself."""
+"""Limits that stop failure loops."""
 _LOOPS_MAX: Final = 100
 _STORE_SECONDS_MAX: Final = 5.0
 

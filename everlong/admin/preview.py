@@ -1,4 +1,4 @@
-"""Previews: what an action would do, in words. Computing one writes nothing and signals no thread."""
+"""Previews: the effect of an action, described before it is done. A preview changes no thread."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Preview:
 
     action: Action
     sentence: str
-    """The effect, in words for a person."""
+    """Description of the effect."""
     before_bytes: int | None = None
     after_bytes: int | None = None
     """Size of the context or the stored bytes, whichever the action changes."""
@@ -94,7 +94,7 @@ async def _preview_compact(client: Client, packs: PackStore, found: ThreadLookup
             warnings=_list_ended_warnings(found),
         )
     sentence = (
-        f"At its next safe point the thread shortens what its model reads from "
+        f"At its next safe point the thread shortens the context of its model from "
         f"{format_bytes(before_bytes)} to about {format_bytes(after_bytes)}. The journal keeps "
         "everything, and a fork of an earlier entry has the longer context."
     )
@@ -103,7 +103,7 @@ async def _preview_compact(client: Client, packs: PackStore, found: ThreadLookup
         sentence=sentence,
         before_bytes=before_bytes,
         after_bytes=after_bytes,
-        is_reversible=False,  # Yet no confirmation: nothing is lost.
+        is_reversible=False,  # No confirmation: the journal keeps everything.
         warnings=_list_ended_warnings(found),
     )
 
@@ -115,9 +115,9 @@ async def _preview_fork(
     past = await Timeline.open(client, packs, found.thread_id)
     scene = await past.load_scene(seq)
     sentence = (
-        f"A new thread begins as this one was after entry {seq}: its model reads "
-        f"{format_bytes(scene.context_bytes)} of context. It shares what is stored, and waits for a "
-        "message. This thread goes on as it is."
+        f"A new thread starts from the state of this one after entry {seq}: its model reads "
+        f"{format_bytes(scene.context_bytes)} of context. It shares the stored bytes, and waits for a "
+        "message. This thread does not change."
     )
     return Preview(
         action="fork",
@@ -179,11 +179,11 @@ async def _preview_archive(
 ) -> Preview:
     then = given.get("then", "keep")
     if then not in get_args(Then):
-        raise ControlRefused(f"after an archive comes one of {', '.join(get_args(Then))}")
+        raise ControlRefused(f"`then` must be one of {', '.join(get_args(Then))}")
     if found.archive is not None:
         sentence = (
-            f"Temporal has deleted the thread's histories, and archive {found.archive.archive_id} has "
-            "it: that archive is verified again, and nothing is written."
+            f"Temporal has deleted the thread's histories; archive {found.archive.archive_id} has its "
+            "journal. The archive is verified again, and nothing is written."
         )
         return Preview(action="archive", sentence=sentence)
     plan = await plan_archive(client, packs, found.thread_id, then)
@@ -214,7 +214,7 @@ def _describe_archive(plan: ArchivePlan, file_bytes: int) -> str:
             "to verify it, and nothing is written."
         )
     if plan.ends:
-        sentence += " Before that the thread ends, as archived."
+        sentence += " Before that, the thread ends with the status archived."
     if plan.refused:
         sentence += " Its histories cannot be deleted."
     elif plan.then == "free":
@@ -232,7 +232,7 @@ def _list_archive_warnings(found: ThreadLookup, plan: ArchivePlan) -> tuple[str,
         warnings.append(f"{plan.refused[:1].upper()}{plan.refused[1:]}")
     elif plan.left_out:
         warnings.append(
-            f"{plan.left_out} entries and messages are not journalled, and would not be in it."
+            f"{plan.left_out} entries and messages are not journalled; the archive would lack them."
         )
     return tuple(warnings)
 
@@ -256,7 +256,7 @@ async def _preview_revive(
     seq = _parse_seq(given, manifest.entries)
     scene = await past.load_scene(seq)
     sentence = (
-        f"A new thread begins as archive {manifest.archive_id} has it, up to entry {seq:,}: its model "
+        f"A new thread starts from archive {manifest.archive_id}, up to entry {seq:,}: its model "
         f"reads {format_bytes(scene.context_bytes)} of context. It gets packs of its own, and waits for "
         "a message. The archive stays."
     )
@@ -276,14 +276,14 @@ async def _preview_revive(
 def _parse_seq(given: Mapping[str, Any], default: int) -> int:
     seq = given.get("seq") or default
     if isinstance(seq, bool) or not isinstance(seq, int):
-        raise ControlRefused("an entry is named by its number")
+        raise ControlRefused("`seq` must be the number of an entry")
     return seq
 
 
 async def _preview_decide(client: Client, found: ThreadLookup, given: Mapping[str, Any]) -> Preview:
     approval_id = given.get("approval_id")
     if not approval_id:
-        raise DecisionRefused("name the approval by its id")
+        raise DecisionRefused("`approval_id` is missing")
     if not found.row.is_open:
         raise DecisionRefused(f"thread {found.thread_id!r} has ended and takes no decision")
     # Only a worker knows which approvals are pending.
@@ -311,13 +311,11 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
     status = found.status
     warnings = _list_ended_warnings(found)
     if action == "pause":
-        sentence = (
-            "The thread takes no more steps. What is under way ends; messages are still queued."
-        )
+        sentence = "The thread takes no more steps. The step under way finishes; messages are still queued."
         if status is not None and status.status == "paused":
             sentence = "The thread is paused already. Nothing would change."
     elif action == "unpause":
-        sentence = "The thread goes on."
+        sentence = "The thread continues."
         if status is not None and status.status != "paused":
             sentence = "The thread is not paused. Nothing would change."
         elif status is not None and (hit := find_limit_hit(status.policy, measure_usage(status))):
@@ -327,7 +325,7 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
                 "Raise the limit first.",
             )
     else:
-        sentence = "The thread ends at its next safe point. Its journal stays, and can be forked."
+        sentence = "The thread ends at its next safe point. Its journal stays, and the thread can be forked."
         return Preview(
             action="stop",
             sentence=sentence,
@@ -377,18 +375,18 @@ def _list_unfinished(found: ThreadLookup) -> tuple[str, ...]:
 def describe_plan(plan: ArchivePlan) -> list[str]:
     """Return the lines that `everlong archive --dry-run` prints."""
     if plan.size is None:
-        return ["the server has no history of the thread; its newest archive is verified"]
+        return ["the server has no history of the thread: its newest archive is verified"]
     entries = f"{plan.entries:,} entries of thread {show_id(plan.thread_id)} ({plan.status})"
     if plan.existing:
         lines = [f"archive {plan.existing} has the {entries}, and is verified"]
     else:
         lines = [f"{entries} are archived"]
     if plan.ends:
-        lines.append("the thread is asked to end first, at its next safe point")
+        lines.append("the thread ends first, at its next safe point")
     if plan.left_out:
-        lines.append(f"{plan.left_out:,} more are not journalled, and not in the archive")
+        lines.append(f"{plan.left_out:,} more are not journalled; the archive will lack them")
     if plan.refused:
-        lines.append(f"then deleting its histories is refused: {plan.refused}")
+        lines.append(f"its histories cannot be deleted: {plan.refused}")
     elif plan.then == "free":
         lines.append(
             f"then {format_count(plan.runs_deleted, 'run')} are deleted permanently, and a sweep may "

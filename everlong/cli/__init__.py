@@ -1,4 +1,4 @@
-"""The `everlong` command: parses arguments, calls the layers below, prints.
+"""The `everlong` command: parses arguments, calls the layers below, prints the results.
 
 Each module holds the commands of one subject, as a Typer app called `commands`.
 """

@@ -1,4 +1,4 @@
-"""The root of the `everlong` command, and what all its commands share: arguments, errors, exit.
+"""Root of the `everlong` command: arguments, errors and exit codes that its commands share.
 
 Every command raises errors of `everlong.errors`; `run` alone turns them into a message and an exit code.
 """
@@ -104,7 +104,7 @@ def resolve_name(by: str) -> str:
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask for confirmation of what cannot be undone, unless `yes` is set or there is no terminal."""
+    """Ask for confirmation of a final action, unless `yes` is set or there is no terminal."""
     if yes or not sys.stdin.isatty():
         return
     typer.confirm(f"{what} Continue?", abort=True)

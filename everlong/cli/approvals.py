@@ -72,7 +72,7 @@ async def _list_all(client: Client, as_json: bool) -> None:
     for thread_id, problem in page.problems.items():
         print_lines([f"{show_id(thread_id)}  does not answer: {problem}"])
     if page.not_asked:
-        print_lines([f"{page.not_asked} more threads wait for approval; decide on these first"])
+        print_lines([f"{page.not_asked} more threads wait for approvals; decide on these first"])
     if not page.waiting and not page.problems:
         print_lines(["no tool call waits for approval"])
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -213,11 +213,9 @@ def serve(
     THREAD
     """
     # Imported here: other commands should not wait for a web server's imports.
-    import uvicorn
-
     from everlong.admin.fleet import refresh_gauges
     from everlong.admin.web import AppContext, check_exposure, create_admin_app, load_access
-    from everlong.admin.web.server import HEAD_BYTES_MAX, BoundedProtocol, return_large_blocks
+    from everlong.admin.web.server import return_large_blocks, run_server
 
     return_large_blocks()
     settings = load_settings()
@@ -243,7 +241,6 @@ def serve(
         )
 
     providers = open_configured_providers(settings, "everlong-admin")
-
     providers.install()
 
     @contextlib.asynccontextmanager
@@ -264,41 +261,10 @@ def serve(
         index_dir=choose_index_dir(settings),
         inner_codec=inner,
     )
-    web = create_admin_app(
-        context,
-        access,
-        cors_origins=cors_origin or (),
-        background=publish_gauges,
+    app = create_admin_app(
+        context, access, cors_origins=cors_origin or (), background=publish_gauges
     )
-    uvicorn.run(
-        web,
-        host=host,
-        port=port,
-        access_log=False,
-        log_config=_log_config(uvicorn.config.LOGGING_CONFIG),
-        # The peer of the connection is the client: any client could forge a forwarding header.
-        proxy_headers=False,
-        ws="none",
-        http=BoundedProtocol,
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-    )
-
-
-def _log_config(servers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the web server's log configuration with our logger added: one line for each request."""
-    handler = {
-        "class": "logging.StreamHandler",
-        "formatter": "everlong",
-        "stream": "ext://sys.stderr",
-    }
-    ours = {"handlers": ["everlong"], "level": "INFO", "propagate": False}
-    form = {"format": "%(asctime)s %(levelname)s %(message)s"}
-    return {
-        **servers,
-        "formatters": {**servers["formatters"], "everlong": form},
-        "handlers": {**servers["handlers"], "everlong": handler},
-        "loggers": {**servers["loggers"], "everlong": ours},
-    }
+    run_server(app, host, port)
 
 
 async def _dev(

@@ -1,4 +1,4 @@
-"""Commands for the installation: setup prepares a server, doctor checks it, drain says when to leave."""
+"""Commands for an installation: setup prepares a server, doctor checks it, drain precedes removal."""
 
 import asyncio
 import dataclasses

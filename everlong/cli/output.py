@@ -177,7 +177,7 @@ def format_approval(approval: Approval) -> str:
 
 
 def format_arguments(arguments: str) -> str:
-    """Return a call's arguments, indented so that none of their lines looks like our output."""
+    """Return a call's arguments, indented, so that no line looks like the command's own output."""
     data = arguments.encode(errors="replace")
     shown = sanitise(data[:_ARGUMENTS_BYTES_MAX].decode(errors="ignore"))
     left_bytes = len(data) - _ARGUMENTS_BYTES_MAX

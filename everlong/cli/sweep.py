@@ -95,7 +95,7 @@ def sweep(
 
 
 def _check_options(quarantine: str, keys: list[str], given: Mapping[str, object]) -> None:
-    """Reject options that contradict each other: the user expects something else than would happen."""
+    """Reject options that contradict each other, so that no option is silently ignored."""
     if keys and quarantine != "restore":
         raise ConfigError("KEYS need --quarantine: everlong sweep --quarantine restore KEY...")
     others = [name for name, value in given.items() if value]

@@ -350,7 +350,7 @@ async def test_the_cli_archives_shows_and_revives(
     async with open_cli(server, tmp_path) as cli:
         await cli("send", thread_id, "hello", "--agent", "ops")
         plan = await cli("archive", thread_id, "--then", "free", "--dry-run")
-        assert "asked to end first" in plan
+        assert "thread ends first" in plan
         assert "nothing was done" in plan
         assert "no archive of thread" in await cli("archives", thread_id)
         export = tmp_path / "plain.parquet"

@@ -69,7 +69,7 @@ async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out
     plan = await plan_archive(client, packs, thread_id, "free")
     assert (plan.left_out, plan.runs_deleted) == (left_out, 0)
     assert words in plan.refused
-    assert "deleting its histories is refused" in "\n".join(describe_plan(plan))
+    assert "its histories cannot be deleted" in "\n".join(describe_plan(plan))
     told = await preview_action(client, packs, thread_id, "archive", {"then": "free"})
     assert (told.is_reversible, told.confirm) == (True, "")
     assert "Its histories cannot be deleted." in told.sentence

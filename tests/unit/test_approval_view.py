@@ -57,7 +57,7 @@ async def test_unavailable_arguments_are_not_shown_as_complete(
     assert found.problem.startswith("Only the beginning of the arguments can be shown")
     found = await look(monkeypatch, '{"euros": 500}', "that of before is gone")
     assert found.arguments == '{"euros": 500}'
-    assert found.problem.startswith("What came before cannot be shown")
+    assert found.problem.startswith("The entries before the call cannot be shown")
     assert not (await look(monkeypatch, "{}")).problem
 
 

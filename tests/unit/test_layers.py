@@ -257,7 +257,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "worker_options",
             "worker",
         },
-        {"typer", "rich", "uvicorn", "temporalio"},
+        {"typer", "rich", "temporalio"},
     ),
     "testing": ({"agents", "errors", "limits", "models", "storage"}, STDLIB_ONLY),
     "": (

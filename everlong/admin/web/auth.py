@@ -58,7 +58,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "archive-close": _OPERATORS,
     "revive": _OPERATORS,
     "decide": _APPROVERS,
-    # These delete a thread's histories, or objects in the store.
+    # Both delete data: a thread's histories, or objects in the store.
     "archive-free": _ADMINS,
     "sweep": _ADMINS,
 }
@@ -230,10 +230,10 @@ class Access:
         name = headers.get(proxy.user_header, "").strip()[:NAME_CHARS_MAX]
         if not name or not name.isprintable():
             return None
-        said = headers.get(proxy.role_header, "").strip().lower() if proxy.role_header else ""
-        if said and said not in set(Role):
+        role = headers.get(proxy.role_header, "").strip().lower() if proxy.role_header else ""
+        if role and role not in set(Role):
             return None
-        return User(name=name, role=Role(said) if said else proxy.role, via="proxy")
+        return User(name=name, role=Role(role) if role else proxy.role, via="proxy")
 
     def authenticate(
         self, headers: Mapping[str, str], address: str, session_id: str = ""

@@ -90,7 +90,7 @@ class AppContext:
         return await self._health.get()
 
     async def last_sweep(self) -> SweepReport | None:
-        """Return the report of the newest sweep, at most some seconds old; None if there is none."""
+        """Return the report of the newest sweep, at most some seconds old; None without one."""
         return await self._sweep.get()
 
     def forget_sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""Error responses: one JSON shape for all errors, and a status that says who has to act.
+"""Error responses: one JSON shape for all errors, and a status by who has to act, client or server.
 
 Invalid input is never a 5xx. Messages never repeat the input: it may be content of a thread.
 """
@@ -60,7 +60,7 @@ _STATUSES: Final[tuple[tuple[type[EverlongError], int], ...]] = (
     (ThreadError, 409),
     (ServerUnreachable, 503),
     (StoreUnavailable, 503),
-    # The bytes are missing or damaged: a retry does not help.
+    # Missing or damaged bytes: a retry does not help.
     (BlobMissing, 410),
     (StoreError, 422),
     (ConfigError, 422),
@@ -164,7 +164,7 @@ def handle_unexpected(request: Request, error: Exception) -> Response:
         request,
         500,
         "InternalError",
-        "An unexpected error occurred. The server's log names it.",
+        "An unexpected error occurred. The server's log has its type.",
     )
 
 

@@ -1,8 +1,8 @@
 """Jobs: archives, revivals and sweeps, which may take longer than a request.
 
-A job goes on when its client disconnects, and ends with this process. Each can be repeated then: an
-archive exists only after it was read back, a revival starts its thread last, and a sweep continues where
-an earlier one stopped.
+A job continues when its client disconnects, and is cancelled when the server stops. A cancelled job can
+be repeated: an archive exists only after it was read back, a revival starts its thread last, and a sweep
+continues where an earlier one stopped.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _LOG: Final = logging.getLogger(__name__)
 RUNNING_MAX: Final = 4
 """An archive takes tens of MB of memory while it is written; a sweep, the names of all objects."""
 KEPT_MAX: Final = 100
-"""Ended jobs that are remembered. A report has 10 KB, so they take 1 MB."""
+"""Ended jobs that are kept in memory. A report has 10 KB, so they take 1 MB."""
 WAIT_SECONDS: Final = 8.0
 """Time that a request waits for its job. Most jobs end sooner, and no proxy times out earlier."""
 
@@ -123,11 +123,11 @@ class Jobs:
         return self._jobs[job_id]
 
     def find(self, job_id: str) -> Job | None:
-        """Return a job, or None if it is not remembered."""
+        """Return a job, or None if it is not in memory."""
         return self._jobs.get(job_id)
 
     def list_all(self) -> tuple[Job, ...]:
-        """Return all remembered jobs, newest first."""
+        """Return all jobs in memory, newest first."""
         return tuple(reversed(self._jobs.values()))
 
     def list_running(self) -> tuple[Job, ...]:
@@ -164,7 +164,9 @@ class Jobs:
         except Exception as error:  # noqa: BLE001 - its message may hold content, so it is not logged.
             _LOG.error("a job failed: %s", type(error).__name__)
             self._fail(
-                job_id, "InternalError", "An unexpected error occurred. The server's log names it."
+                job_id,
+                "InternalError",
+                "An unexpected error occurred. The server's log has its type.",
             )
             return error
         finally:

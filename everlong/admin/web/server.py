@@ -1,8 +1,8 @@
-"""The server process: limits of connections, and settings of the C allocator.
+"""The server process: uvicorn with its settings, limits of connections, settings of the C allocator.
 
 uvicorn bounds only the time between two requests of a connection: a client that sends half of a request,
-or does not read its response, would keep its connection for ever. `BoundedProtocol` bounds the client's
-parts. The server itself may take any time for a response.
+or does not read its response, would keep its connection open. `BoundedProtocol` bounds the
+time that a client may take. The server may take any time for a response.
 """
 
 import asyncio
@@ -10,9 +10,12 @@ import contextlib
 import ctypes
 import sys
 import time
-from typing import Final, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias
 
 import h11
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everlong import limits
@@ -27,6 +30,40 @@ REQUEST_SECONDS_MAX: Final = 75.0
 """From there until the body is complete. `RequestLimits` answers 408 before, if a route reads it."""
 STALL_SECONDS_MAX: Final = 60.0
 """Time that a response waits for a client that does not read it."""
+
+
+def run_server(app: FastAPI, host: str, port: int) -> None:
+    """Serve an application until SIGINT or SIGTERM."""
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        access_log=False,
+        log_config=_add_logger(uvicorn.config.LOGGING_CONFIG),
+        # The peer of the connection is the client: any client could forge a forwarding header.
+        proxy_headers=False,
+        ws="none",
+        http=BoundedProtocol,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+    )
+
+
+def _add_logger(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a log configuration with our logger added, which writes one line for each request."""
+    handler = {
+        "class": "logging.StreamHandler",
+        "formatter": "everlong",
+        "stream": "ext://sys.stderr",
+    }
+    ours = {"handlers": ["everlong"], "level": "INFO", "propagate": False}
+    form = {"format": "%(asctime)s %(levelname)s %(message)s"}
+    return {
+        **config,
+        "formatters": {**config["formatters"], "everlong": form},
+        "handlers": {**config["handlers"], "everlong": handler},
+        "loggers": {**config["loggers"], "everlong": ours},
+    }
+
 
 _Phase: TypeAlias = Literal["head", "body", "served", "idle"]
 _WAITING: Final = ("head", "idle")
@@ -126,7 +163,7 @@ class BoundedProtocol(H11Protocol):
         self._deadline = self._stall = None
 
 
-# From glibc's malloc.h.
+# Numbers of the options in glibc's malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8

@@ -217,7 +217,7 @@ _TITLES: Final[Mapping[int, tuple[str, str]]] = {
     429: ("Too many requests", "Wait a minute, and try again."),
     503: (
         "Temporarily unavailable",
-        "Check that the Temporal server, the blob store and a worker run: everlong doctor says which "
+        "Check that the Temporal server, the blob store and a worker run: everlong doctor reports which "
         "one does not. Then reload this page.",
     ),
 }

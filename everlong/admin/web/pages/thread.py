@@ -287,7 +287,7 @@ _ENDED = {
     "failed": "Its workflow failed.",
     "timed_out": "Its workflow timed out.",
 }
-_FORK_ADVICE = "Fork it from any entry to go on in a new thread."
+_FORK_ADVICE = "Fork it from any entry to continue in a new thread."
 
 
 def explain(found: ThreadOverview) -> Explanation:
@@ -303,8 +303,8 @@ def explain(found: ThreadOverview) -> Explanation:
     if status is None:
         return Explanation(
             found.unavailable or "No worker runs this thread.",
-            "This page shows what the thread published last, and its journal up to its last run. Start "
-            "a worker for it, and the page shows its present state.",
+            "This page shows the state that the thread published last, and its journal up to its last "
+            "run. Start a worker for it to see its present state.",
             "bad",
         )
     return _explain_open(status)
@@ -326,14 +326,14 @@ def _explain_open(status: ThreadStatus) -> Explanation:
             return Explanation(text)
         case "approval":
             return Explanation(
-                "A person has to decide before it goes on.", "The call is below.", "warn"
+                "A person has to decide before it continues.", "The call is below.", "warn"
             )
         case "paused":
             return _explain_paused(status.pause)
         case "held":
             return Explanation(
                 f"Held: {status.held_by}" if status.held_by else "Held.",
-                "Nothing is lost. Fix the cause, and it goes on by itself.",
+                "Nothing is lost. Fix the cause, and it continues by itself.",
                 "bad",
             )
         case "stopping":
@@ -364,7 +364,8 @@ def _explain_ended(word: str, status: ThreadStatus | None, *, has_archive: bool)
         return Explanation("Ended and archived.", "Revive it from its archive as a new thread.")
     if word == "archived":
         return Explanation(
-            "Ended, not yet archived.", "The next sweep archives it, or the button Archive does."
+            "Ended, not yet archived.",
+            "The next sweep archives it. The button Archive does so now.",
         )
     return Explanation("It was stopped.", _FORK_ADVICE)
 

@@ -59,7 +59,7 @@ class ActionResult:
 _SIGNALS: Final[tuple[tuple[str, Callable[..., Awaitable[None]], str, str], ...]] = (
     ("compact", ThreadHandle.compact, "Compact the context at the next safe point", "will compact"),
     ("pause", ThreadHandle.pause, "Pause: take no more steps", "takes no more steps"),
-    ("unpause", ThreadHandle.unpause, "Unpause: go on", "goes on"),
+    ("unpause", ThreadHandle.unpause, "Unpause: continue", "continues"),
     ("stop", ThreadHandle.stop, "Stop: end at the next safe point", "will stop"),
 )
 

@@ -159,7 +159,9 @@ def describe_archive(done: ArchiveResult) -> str:
     how = "written and read back" if done.is_new else "existed already, and was read back"
     text = f"Archived: {manifest.entries:,} entries in {format_bytes(manifest.size_bytes)}, {how}."
     if done.left_out:
-        text += f" {done.left_out} entries and messages were never journalled, so it does not have them."
+        text += (
+            f" {done.left_out} entries and messages were never journalled; the archive lacks them."
+        )
     if done.runs_deleted:
         text += f" Deleted: {format_count(done.runs_deleted, 'run')}."
     for each in done.passed_over:

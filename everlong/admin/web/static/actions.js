@@ -1,9 +1,9 @@
-// Actions on a thread: a dialog previews the effect, asks for a reason, and wants a confirmation for
-// what cannot be undone.
+// Actions on a thread: a dialog previews the effect, asks for a reason and, for final actions, a
+// confirmation.
 import { send, waitForJob } from "./requests.js";
 import { refresh } from "./live.js";
-import { size } from "./sizes.js";
-import { toast } from "./toasts.js";
+import { formatSize } from "./sizes.js";
+import { showToast } from "./toasts.js";
 
 const PAUSE_MS = 250;
 
@@ -23,7 +23,7 @@ function open(dialog, opener) {
   for (const [name, value] of Object.entries(opener.dataset)) {
     if (name.startsWith("set")) form.elements[name.slice(3).toLowerCase()].value = value;
   }
-  // The button has the present values: live updates replace it, and not the dialog.
+  // Live updates replace the button but not the dialog, so the button has the present values.
   const now = JSON.parse(opener.dataset.now || "{}");
   for (const hint of form.querySelectorAll("[data-hint]")) {
     hint.textContent = hint.dataset.hint in now ? `now ${now[hint.dataset.hint]}` : "";
@@ -42,10 +42,10 @@ class Act {
     this.confirm = "";
     // Whether the preview of the present fields is shown. The action is disabled until then.
     this.seen = false;
-    form.addEventListener("opened", () => this.look());
+    form.addEventListener("opened", () => this.loadPreview());
     form.addEventListener("input", (event) => {
-      if (event.target.closest("[data-argument]")) this.lookSoon();
-      this.allow();
+      if (event.target.closest("[data-argument]")) this.schedulePreview();
+      this.updateButton();
     });
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -53,13 +53,13 @@ class Act {
     });
   }
 
-  fields(only) {
+  readFields(only) {
     const found = {};
     for (const element of this.form.elements) {
       if (!element.name || element.name === "confirm") continue;
       if (only && !element.closest(only)) continue;
       if (element.type === "radio" && !element.checked) continue;
-      const value = element.type === "checkbox" ? element.checked : typed(element);
+      const value = element.type === "checkbox" ? element.checked : readValue(element);
       if (value === undefined) continue;
       if (element.dataset.into) (found[element.dataset.into] ||= {})[element.name] = value;
       else found[element.name] = value;
@@ -69,53 +69,53 @@ class Act {
   }
 
   // A preview that is shown, or still loading, belongs to other values of the fields.
-  forget() {
+  dropPreview() {
     clearTimeout(this.timer);
-    if (this.looking) this.looking.abort();
+    if (this.loading) this.loading.abort();
     this.seen = false;
   }
 
-  lookSoon() {
-    this.forget();
-    this.timer = setTimeout(() => this.look(), PAUSE_MS);
+  schedulePreview() {
+    this.dropPreview();
+    this.timer = setTimeout(() => this.loadPreview(), PAUSE_MS);
   }
 
-  async look() {
-    this.forget();
+  async loadPreview() {
+    this.dropPreview();
     this.error.textContent = "";
-    const { signal } = (this.looking = new AbortController());
+    const { signal } = (this.loading = new AbortController());
     this.preview.setAttribute("aria-busy", "true");
-    this.allow();
+    this.updateButton();
     try {
       const found = await send(
         this.form.dataset.preview,
-        { action: this.form.dataset.act, arguments: this.fields("[data-argument]") },
+        { action: this.form.dataset.act, arguments: this.readFields("[data-argument]") },
         { signal },
       );
       if (signal.aborted) return;
       this.show(found);
     } catch (error) {
       if (signal.aborted) return;
-      const advice = line("p", "The action is disabled until its effect is known. Open the dialog again to retry.", "muted small");
-      this.preview.replaceChildren(line("p", error.message, "error-text"), advice);
+      const advice = makeLine("p", "The action is disabled until its effect is known. Open the dialog again to retry.", "muted small");
+      this.preview.replaceChildren(makeLine("p", error.message, "error-text"), advice);
     }
     this.preview.removeAttribute("aria-busy");
-    this.allow();
+    this.updateButton();
   }
 
   show(found) {
-    const parts = [line("p", found.sentence)];
+    const parts = [makeLine("p", found.sentence)];
     if (found.before_bytes !== null && found.after_bytes !== null) {
-      const bytes = line("p", `${size(found.before_bytes)} → ${size(found.after_bytes)}`, "bytes");
-      bytes.append(line("span", difference(found.before_bytes, found.after_bytes), "muted small"));
+      const bytes = makeLine("p", `${formatSize(found.before_bytes)} → ${formatSize(found.after_bytes)}`, "bytes");
+      bytes.append(makeLine("span", describeChange(found.before_bytes, found.after_bytes), "muted small"));
       parts.push(bytes);
     }
     if (found.warnings && found.warnings.length) {
       const list = document.createElement("ul");
-      list.append(...found.warnings.map((text) => line("li", text)));
+      list.append(...found.warnings.map((text) => makeLine("li", text)));
       parts.push(list);
     }
-    parts.push(line("p", found.is_reversible ? "Nothing is lost." : "This cannot be undone.", "muted small"));
+    parts.push(makeLine("p", found.is_reversible ? "Nothing is lost." : "This cannot be undone.", "muted small"));
     this.preview.replaceChildren(...parts);
     this.confirm = found.confirm || "";
     this.confirming.hidden = !this.confirm;
@@ -129,22 +129,22 @@ class Act {
     return this.confirm === "" || this.form.elements.confirm.value === this.confirm;
   }
 
-  allow() {
+  updateButton() {
     this.submit.disabled = !this.isAllowed();
   }
 
   async act() {
     this.busy = true;
-    this.allow();
+    this.updateButton();
     this.error.textContent = "";
     try {
-      const body = this.fields();
+      const body = this.readFields();
       if (this.confirm) body.confirm = this.form.elements.confirm.value;
       const answer = await waitForJob(await send(this.form.dataset.url, body), (text) => {
-        this.preview.replaceChildren(line("p", `Running: ${text}`));
+        this.preview.replaceChildren(makeLine("p", `Running: ${text}`));
       });
       this.form.closest("dialog").close();
-      toast(resultText(answer) || this.form.dataset.done);
+      showToast(getResultText(answer) || this.form.dataset.done);
       const next = this.form.dataset.next;
       if (next) location.assign(next + encodeURIComponent(body.new_id));
       await refresh();
@@ -152,29 +152,29 @@ class Act {
       this.error.textContent = error.message;
     } finally {
       this.busy = false;
-      this.allow();
+      this.updateButton();
     }
   }
 }
 
-function difference(before, after) {
+function describeChange(before, after) {
   if (after === before) return "no change";
-  return after > before ? `${size(after - before)} more` : `${Math.round((100 * after) / before)}% remains`;
+  return after > before ? `${formatSize(after - before)} more` : `${Math.round((100 * after) / before)}% remains`;
 }
 
-function resultText(answer) {
+function getResultText(answer) {
   return answer && typeof answer.text === "string" ? answer.text : "";
 }
 
 // An empty field is left out, so that the server's default applies.
-function typed(element) {
+function readValue(element) {
   const text = element.value;
   if (text === "" && !element.required) return undefined;
   if (element.type === "number") return Number(text);
   return text;
 }
 
-function line(tag, text, className = "") {
+function makeLine(tag, text, className = "") {
   const element = document.createElement(tag);
   if (className) element.className = className;
   element.textContent = text;

@@ -1,7 +1,7 @@
 // Approvals: only the buttons decide, never Enter in the reason field.
 import { send } from "./requests.js";
 import { refresh } from "./live.js";
-import { toast } from "./toasts.js";
+import { showToast } from "./toasts.js";
 
 export function startApprovals() {
   document.addEventListener("keydown", (event) => {
@@ -22,18 +22,18 @@ async function decide(button) {
   if (form.elements.by) body.by = form.elements.by.value;
   try {
     await send(form.dataset.url, body);
-    toast(`${approve ? "Approved" : "Denied"}: ${form.dataset.tool}.`);
+    showToast(`${approve ? "Approved" : "Denied"}: ${form.dataset.tool}.`);
     form.closest("[data-ask]").dataset.decided = "";
-    next(form);
+    focusNext(form);
     await refresh();
   } catch (error) {
-    toast(error.message, true);
+    showToast(error.message, true);
     for (const each of buttons) each.disabled = false;
   }
 }
 
 // Move the focus to the next pending call, or to the heading: the decided call disappears.
-function next(form) {
+function focusNext(form) {
   const others = [...document.querySelectorAll("[data-ask]:not([data-decided]) [data-decide] input")];
   const target = others[0] || document.querySelector("main h1");
   target.focus();

@@ -1,25 +1,25 @@
 // The journal: loads the body of an entry when it is opened, and long bodies in slices.
-import { fragment } from "./requests.js";
+import { loadFragment } from "./requests.js";
 import { morph } from "./morph.js";
 import { localise } from "./times.js";
 
 export function startJournal() {
   const journal = document.querySelector("[data-journal]");
   if (!journal) return;
-  journal.addEventListener("toggle", (event) => opened(event.target), true);
-  for (const entry of journal.querySelectorAll("details[open]")) opened(entry);
+  journal.addEventListener("toggle", (event) => loadBody(event.target), true);
+  for (const entry of journal.querySelectorAll("details[open]")) loadBody(entry);
   journal.addEventListener("click", (event) => {
     const more = event.target.closest("[data-more]");
-    if (more) grow(more);
+    if (more) loadMore(more);
     const form = event.target.closest("[data-form-url]");
-    if (form) replace(form);
+    if (form) switchForm(form);
     const page = event.target.closest("[data-page]");
-    if (page) turn(journal, page.dataset.page);
+    if (page) turnPage(journal, page.dataset.page);
   });
   document.querySelector("[data-jump]")?.addEventListener("submit", (event) => {
     event.preventDefault();
     const seq = Number(event.target.elements.seq.value);
-    if (seq >= 1) turn(journal, `${journal.dataset.url}&before=${seq + 1}`);
+    if (seq >= 1) turnPage(journal, `${journal.dataset.url}&before=${seq + 1}`);
   });
   // The newest page follows the thread: new entries appear.
   document.addEventListener("updated", (event) => {
@@ -28,17 +28,17 @@ export function startJournal() {
     // The list exists from the first entry on.
     const isNewest = list ? list.dataset.newest === "true" && list.dataset.lastSeq !== head : head !== "0";
     if (head && isNewest) {
-      turn(journal, journal.dataset.url, true);
+      turnPage(journal, journal.dataset.url, true);
     }
   });
 }
 
-async function opened(entry) {
+async function loadBody(entry) {
   const place = entry.open && entry.querySelector("[data-body]");
   if (!place || place.dataset.state) return;
   place.dataset.state = "asked";
   try {
-    place.innerHTML = await fragment(place.dataset.body);
+    place.innerHTML = await loadFragment(place.dataset.body);
     localise(place);
   } catch (error) {
     place.textContent = error.message;
@@ -47,21 +47,21 @@ async function opened(entry) {
 }
 
 // Shows the same body in its other form, text or JSON.
-async function replace(button) {
+async function switchForm(button) {
   const place = button.closest("[data-body]");
   try {
-    place.innerHTML = await fragment(button.dataset.formUrl);
+    place.innerHTML = await loadFragment(button.dataset.formUrl);
     place.querySelector("[data-form-url]")?.focus();
   } catch (error) {
     button.textContent = error.message;
   }
 }
 
-async function grow(button) {
+async function loadMore(button) {
   button.disabled = true;
   try {
     const fresh = document.createElement("template");
-    fresh.innerHTML = await fragment(button.dataset.more);
+    fresh.innerHTML = await loadFragment(button.dataset.more);
     const text = fresh.content.querySelector("[data-slice]").textContent;
     button.closest("[data-body]").querySelector("[data-slice]").append(text);
     const rest = fresh.content.querySelector("[data-rest]");
@@ -77,14 +77,14 @@ async function grow(button) {
 // The request in flight. A page that the user asked for is not replaced by a live update.
 let turning = null;
 
-async function turn(journal, url, isLive = false) {
+async function turnPage(journal, url, isLive = false) {
   if (isLive && turning && !turning.isLive) return;
   turning?.reading.abort();
   const mine = (turning = { isLive, reading: new AbortController() });
   journal.setAttribute("aria-busy", "true");
   try {
     const fresh = document.createElement("template");
-    fresh.innerHTML = await fragment(url, { signal: mine.reading.signal });
+    fresh.innerHTML = await loadFragment(url, { signal: mine.reading.signal });
     if (mine !== turning) return;
     morph(journal, fresh.content);
     localise(journal);

@@ -17,7 +17,7 @@ export function startLive() {
 
 // Updates all live parts now, after an action.
 export function refresh() {
-  return Promise.all(parts.map((part) => part.now()));
+  return Promise.all(parts.map((part) => part.update()));
 }
 
 class Part {
@@ -31,31 +31,31 @@ class Part {
 
   schedule(ms) {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.now(), ms);
+    this.timer = setTimeout(() => this.update(), ms);
   }
 
-  async now() {
+  async update() {
     clearTimeout(this.timer);
     if (document.hidden) return;
     const began = performance.now();
     // An older request has an older state: it must not overwrite this one's.
-    this.asking?.abort();
-    const { signal } = (this.asking = new AbortController());
+    this.loading?.abort();
+    const { signal } = (this.loading = new AbortController());
     try {
-      await this.ask(signal);
+      await this.load(signal);
       if (signal.aborted) return;
       this.failures = 0;
-      this.say("live", "Live");
+      this.showState("live", "Live");
     } catch (error) {
       if (signal.aborted) return;
       this.failures += 1;
-      this.say("lost", "Not live: the server does not answer");
+      this.showState("lost", "Not live: the server does not answer");
     }
     const took = performance.now() - began;
     this.schedule(Math.min(EVERY_MS_MAX, Math.max(this.every, 4 * took) * 2 ** Math.min(this.failures, 4)));
   }
 
-  async ask(signal) {
+  async load(signal) {
     const headers = this.etag ? { "If-None-Match": this.etag } : {};
     const response = await fetch(this.element.dataset.live, { headers, cache: "no-store", signal });
     if (response.status === 304) return;
@@ -75,7 +75,7 @@ class Part {
     this.element.dispatchEvent(new CustomEvent("updated", { bubbles: true }));
   }
 
-  say(state, text) {
+  showState(state, text) {
     // Find it each time: an update may have replaced it.
     const status = document.querySelector(`[data-live-status="${this.element.id}"]`);
     if (!status || status.dataset.state === state) return;

@@ -3,22 +3,22 @@
 // Changes the children of `old` into those of `fresh`. Returns the keyed elements that changed.
 export function morph(old, fresh) {
   const changed = new Set();
-  children(old, fresh, changed);
+  morphChildren(old, fresh, changed);
   return changed;
 }
 
-function children(old, fresh, changed) {
+function morphChildren(old, fresh, changed) {
   const byKey = new Map();
   for (const node of old.children) if (node.dataset && node.dataset.key) byKey.set(node.dataset.key, node);
-  let at = next(old.firstChild);
+  let at = skipBlanks(old.firstChild);
   for (const want of [...fresh.childNodes]) {
     if (isBlank(want)) continue;
     const key = want.dataset && want.dataset.key;
     const same = key ? byKey.get(key) : at;
-    if (same && alike(same, want) && (key || !(same.dataset && same.dataset.key))) {
-      if (same === at) at = next(at.nextSibling);
+    if (same && isAlike(same, want) && (key || !(same.dataset && same.dataset.key))) {
+      if (same === at) at = skipBlanks(at.nextSibling);
       else old.insertBefore(same, at);
-      node(same, want, changed);
+      morphNode(same, want, changed);
     } else {
       old.insertBefore(want, at);
       if (key) changed.add(want);
@@ -26,7 +26,7 @@ function children(old, fresh, changed) {
   }
   while (at) {
     const gone = at;
-    at = next(at.nextSibling);
+    at = skipBlanks(at.nextSibling);
     gone.remove();
   }
 }
@@ -36,17 +36,17 @@ function isBlank(each) {
   return each.nodeType === Node.TEXT_NODE && each.nodeValue.trim() === "" && each.parentNode.children?.length > 0;
 }
 
-function next(each) {
+function skipBlanks(each) {
   let at = each;
   while (at && isBlank(at)) at = at.nextSibling;
   return at;
 }
 
-function alike(a, b) {
+function isAlike(a, b) {
   return a.nodeType === b.nodeType && a.nodeName === b.nodeName;
 }
 
-function node(old, want, changed) {
+function morphNode(old, want, changed) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.nodeValue !== want.nodeValue) old.nodeValue = want.nodeValue;
     return;
@@ -61,5 +61,5 @@ function node(old, want, changed) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   if (old.nodeName === "TIME" && want.dateTime === old.dateTime) return;
-  children(old, want, changed);
+  morphChildren(old, want, changed);
 }

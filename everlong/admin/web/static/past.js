@@ -1,5 +1,5 @@
 // Time travel: loads the state at the slider's entry once it rests, and cancels older requests.
-import { fragment } from "./requests.js";
+import { loadFragment } from "./requests.js";
 import { localise } from "./times.js";
 
 const REST_MS = 250;
@@ -19,7 +19,7 @@ export function startPast() {
     reading = new AbortController();
     place.setAttribute("aria-busy", "true");
     try {
-      place.innerHTML = await fragment(`${past.dataset.past}&seq=${range.value}`, { signal: reading.signal });
+      place.innerHTML = await loadFragment(`${past.dataset.past}&seq=${range.value}`, { signal: reading.signal });
       localise(place);
       place.dataset.seq = range.value;
     } catch (error) {
@@ -29,7 +29,7 @@ export function startPast() {
     place.removeAttribute("aria-busy");
   }
 
-  function moved(from, to) {
+  function moveTo(from, to) {
     const seq = Math.min(Math.max(1, Math.round(Number(from.value) || 1)), Number(range.max));
     range.value = seq;
     if (to !== number || document.activeElement !== number) number.value = seq;
@@ -39,8 +39,8 @@ export function startPast() {
     timer = setTimeout(show, REST_MS);
   }
 
-  range.addEventListener("input", () => moved(range, number));
-  number.addEventListener("input", () => moved(number, range));
+  range.addEventListener("input", () => moveTo(range, number));
+  number.addEventListener("input", () => moveTo(number, range));
   document.addEventListener("updated", (event) => {
     const last = event.target.querySelector("[data-last-seq]")?.dataset.lastSeq;
     if (!last || Number(last) < 1) return;

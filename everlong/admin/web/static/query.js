@@ -5,43 +5,43 @@ export function startQuery() {
   const form = document.querySelector("[data-query]");
   if (!form) return;
   const editor = form.elements.sql;
-  const said = document.querySelector("[data-query-said]");
+  const status = document.querySelector("[data-query-status]");
   const results = document.querySelector("[data-results]");
   const download = document.querySelector("[data-download]");
   const cancel = form.querySelector("[data-cancel]");
   const leftOut = document.querySelector("[data-left-out]");
   let last = null;
-  let asking = null;
+  let running = null;
 
   async function run() {
     // Cancel the older query: its rows do not belong to the statement in the editor.
-    asking?.abort();
-    const { signal } = (asking = new AbortController());
+    running?.abort();
+    const { signal } = (running = new AbortController());
     const button = form.querySelector("[type=submit]");
     button.disabled = true;
     cancel.disabled = false;
-    said.className = "muted";
-    said.textContent = "Running …";
+    status.className = "muted";
+    status.textContent = "Running …";
     const began = performance.now();
     try {
       const found = await send(form.dataset.query, { sql: editor.value }, { signal });
       if (signal.aborted) return;
       last = found;
-      results.replaceChildren(table(last));
-      leftOut.replaceChildren(...(last.left_out || []).map(item));
+      results.replaceChildren(buildTable(last));
+      leftOut.replaceChildren(...(last.left_out || []).map(makeItem));
       const seconds = ((performance.now() - began) / 1000).toFixed(2);
       const more = last.truncated ? ", and there are more" : "";
-      said.textContent = `${last.rows.length} ${last.rows.length === 1 ? "row" : "rows"}${more}, in ${seconds} s.`;
+      status.textContent = `${last.rows.length} ${last.rows.length === 1 ? "row" : "rows"}${more}, in ${seconds} s.`;
     } catch (error) {
       if (signal.aborted) return;
-      showNone();
-      said.className = "error-text";
-      said.textContent = error.message;
+      showEmpty();
+      status.className = "error-text";
+      status.textContent = error.message;
     }
     end();
   }
 
-  function showNone() {
+  function showEmpty() {
     last = null;
     const none = document.createElement("p");
     none.className = "empty";
@@ -58,9 +58,9 @@ export function startQuery() {
 
   // The server stops a query whose request is closed.
   cancel.addEventListener("click", () => {
-    asking?.abort();
-    showNone();
-    said.textContent = "Cancelled.";
+    running?.abort();
+    showEmpty();
+    status.textContent = "Cancelled.";
     end();
     editor.focus();
   });
@@ -83,7 +83,7 @@ export function startQuery() {
   }
   download.addEventListener("click", () => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([csv(last)], { type: "text/csv" }));
+    link.href = URL.createObjectURL(new Blob([formatCsv(last)], { type: "text/csv" }));
     link.download = "everlong-query.csv";
     link.click();
     URL.revokeObjectURL(link.href);
@@ -91,13 +91,13 @@ export function startQuery() {
 }
 
 // Lists what the query could not read, since its rows lack it.
-function item(text) {
+function makeItem(text) {
   const element = document.createElement("li");
   element.textContent = text;
   return element;
 }
 
-function table(found) {
+function buildTable(found) {
   const element = document.createElement("table");
   element.className = "results";
   const head = element.createTHead().insertRow();
@@ -113,7 +113,7 @@ function table(found) {
     const line = body.insertRow();
     for (const value of row) {
       const cell = line.insertCell();
-      cell.textContent = shown(value);
+      cell.textContent = formatValue(value);
       cell.title = cell.textContent;
       if (typeof value === "number") cell.className = "num";
     }
@@ -121,19 +121,19 @@ function table(found) {
   return element;
 }
 
-function shown(value) {
+function formatValue(value) {
   if (value === null) return "";
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-function csv(found) {
-  const lines = [found.columns, ...found.rows].map((row) => row.map(cell).join(","));
+function formatCsv(found) {
+  const lines = [found.columns, ...found.rows].map((row) => row.map(formatCell).join(","));
   return `${lines.join("\r\n")}\r\n`;
 }
 
 // CSV injection: a quote keeps spreadsheets from running untrusted text as a formula.
-function cell(value) {
-  let text = shown(value);
+function formatCell(value) {
+  let text = formatValue(value);
   if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

@@ -2,7 +2,7 @@
 
 const JOB_MS = 1000;
 
-// Returns the JSON of the response. Throws an Error whose message is for people.
+// Sends a change. Returns the JSON of the response, or throws an Error with a message for people.
 export async function send(url, body, { signal } = {}) {
   let response;
   try {
@@ -18,7 +18,7 @@ export async function send(url, body, { signal } = {}) {
   }
   toLoginIfNeeded(response);
   const answer = await response.json().catch(() => null);
-  if (!response.ok) throw new Error(reason(answer, response.status));
+  if (!response.ok) throw new Error(describeError(answer, response.status));
   return answer;
 }
 
@@ -28,22 +28,22 @@ export async function waitForJob(job, onProgress) {
   while (now && now.state === "running") {
     onProgress(now.text);
     await new Promise((next) => setTimeout(next, JOB_MS));
-    now = await look(`/api/v1/jobs/${now.id}`);
+    now = await getJson(`/api/v1/jobs/${now.id}`);
   }
   if (now && now.state === "failed") throw new Error(now.error.message);
   return now;
 }
 
-async function look(url) {
+async function getJson(url) {
   const response = await fetch(url, { headers: { Accept: "application/json" }, cache: "no-store" });
   toLoginIfNeeded(response);
   const answer = await response.json().catch(() => null);
-  if (!response.ok) throw new Error(reason(answer, response.status));
+  if (!response.ok) throw new Error(describeError(answer, response.status));
   return answer;
 }
 
 // Returns a fragment of a page as text.
-export async function fragment(url, { signal } = {}) {
+export async function loadFragment(url, { signal } = {}) {
   const response = await fetch(url, { headers: { Accept: "text/html" }, signal });
   toLoginIfNeeded(response);
   const text = await response.text();
@@ -58,7 +58,7 @@ export function toLoginIfNeeded(response) {
   throw new Error("Log in again.");
 }
 
-function reason(answer, status) {
+function describeError(answer, status) {
   if (answer && answer.error && answer.error.message) return answer.error.message;
   if (answer && answer.detail) return typeof answer.detail === "string" ? answer.detail : "A field is invalid.";
   return `The server rejected the request (${status}).`;

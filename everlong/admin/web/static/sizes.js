@@ -1,5 +1,5 @@
 // Formats sizes for people: `512 B`, `1.2 MiB`.
-export function size(bytes) {
+export function formatSize(bytes) {
   if (bytes < 1024) return `${bytes} B`;
   let value = bytes;
   for (const unit of ["KiB", "MiB", "GiB", "TiB"]) {

@@ -16,15 +16,15 @@ export function localise(root) {
   for (const element of root.querySelectorAll("time[datetime]")) {
     const time = new Date(element.dateTime);
     const today = time.toDateString() === new Date().toDateString();
-    say(element, time, element.dataset.form || (today ? "second" : "day"));
+    setText(element, time, element.dataset.form || (today ? "second" : "day"));
   }
   // SVG has no time element.
   for (const element of root.querySelectorAll("[data-time]")) {
-    say(element, new Date(element.dataset.time), element.dataset.form);
+    setText(element, new Date(element.dataset.time), element.dataset.form);
   }
 }
 
-function say(element, time, form) {
+function setText(element, time, form) {
   if (Number.isNaN(time.valueOf())) return;
   const text = (element.dataset.before || "") + formats[form].format(time);
   if (element.textContent !== text) element.textContent = text;
