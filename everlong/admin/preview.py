@@ -311,7 +311,10 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
     status = found.status
     warnings = _list_ended_warnings(found)
     if action == "pause":
-        sentence = "The thread takes no more steps. The step under way finishes; messages are still queued."
+        sentence = (
+            "The thread takes no more steps. The step under way finishes, and messages are still "
+            "queued."
+        )
         if status is not None and status.status == "paused":
             sentence = "The thread is paused already. Nothing would change."
     elif action == "unpause":
@@ -325,7 +328,10 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
                 "Raise the limit first.",
             )
     else:
-        sentence = "The thread ends at its next safe point. Its journal stays, and the thread can be forked."
+        sentence = (
+            "The thread ends at its next safe point. Its journal stays, and the thread can still be "
+            "forked."
+        )
         return Preview(
             action="stop",
             sentence=sentence,
