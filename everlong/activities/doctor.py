@@ -47,7 +47,7 @@ class CheckActivities:
         """Read the doctor's probe and payload, encode a payload for the doctor, and report."""
         time_ms = time.time_ns() // 1_000_000
         info = activity.info()
-        converter = probes.converter_for(
+        converter = probes.bind_converter(
             activity.client().data_converter, info.namespace, info.workflow_id or ""
         )
         probe, payload = await asyncio.gather(

@@ -321,7 +321,9 @@ async def _free(
     )
     await manifests.write_freed(packs, record)
     # A sweep deletes nothing of a thread that it has never seen, and this deletes its last history.
-    await record_seen(unwrap_store(packs.store), await Histories(client).namespace_id(), thread_id)
+    await record_seen(
+        unwrap_store(packs.store), await Histories(client).fetch_namespace_id(), thread_id
+    )
     await delete_runs(client, thread_id, runs)
     return len(runs)
 

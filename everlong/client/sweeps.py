@@ -67,7 +67,7 @@ async def sweep(
 
 async def read_last_sweep(client: Client, packs: PackStore) -> SweepReport | None:
     """Return the report of the namespace's newest completed sweep, or None."""
-    namespace_id = await Histories(client).namespace_id()
+    namespace_id = await Histories(client).fetch_namespace_id()
     return await Records(unwrap_store(packs.store), namespace_id).read_last_report()
 
 

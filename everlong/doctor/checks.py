@@ -320,7 +320,7 @@ class _Tries:
 async def check_store(store: BlobStore) -> Finding:
     """Write, read, list and delete one small object in the store itself, not in its cache."""
     store = store.inner if isinstance(store, CachedBlobStore) else store
-    key, data = probes.new_key(), os.urandom(_PROBE_BYTES)
+    key, data = probes.create_key(), os.urandom(_PROBE_BYTES)
     start, length = _RANGE
     tries = _Tries()
 

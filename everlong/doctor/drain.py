@@ -60,7 +60,7 @@ class CodecUsageReader:
             usage, next_run_id = await self._search_history(run.workflow_id, run_id)
             found = max(found, usage)
             if run.is_open and found is not CodecUsage.REFS:
-                described = await self._histories.describe(run.workflow_id, run_id)
+                described = await self._histories.describe_run(run.workflow_id, run_id)
                 for message in described.holds if described is not None else ():
                     found = max(found, await self._search_message(message, run.workflow_id))
             if found is CodecUsage.REFS or not (run.is_open and next_run_id):
@@ -71,7 +71,7 @@ class CodecUsageReader:
 
     async def read_schedule(self, schedule_id: str) -> CodecUsage:
         """Return the usage of a schedule: the runs that it starts begin with its payloads."""
-        schedule = await self._histories.schedule(schedule_id)
+        schedule = await self._histories.describe_schedule(schedule_id)
         if schedule is None:
             return CodecUsage.NOTHING
         return await self._search_message(
@@ -81,7 +81,7 @@ class CodecUsageReader:
     async def _search_history(self, workflow_id: str, run_id: str) -> tuple[CodecUsage, str]:
         """Return the usage of a history, read back to its newest ref, and the run that continues it."""
         found, next_run_id = CodecUsage.NOTHING, ""
-        async for page in self._histories.events(workflow_id, run_id, 0):
+        async for page in self._histories.read_events(workflow_id, run_id, 0):
             for event in page:
                 rolled = event.workflow_execution_continued_as_new_event_attributes
                 next_run_id = next_run_id or rolled.new_execution_run_id
@@ -139,7 +139,7 @@ class HoldingCount:
         """Runs that only Everlong's codec can read."""
         return self.refs + self.inline
 
-    def plus(self, usage: CodecUsage) -> "HoldingCount":
+    def add(self, usage: CodecUsage) -> "HoldingCount":
         """Return the count with one more."""
         return HoldingCount(
             self.looked_at + 1,
@@ -225,13 +225,13 @@ class _Count:
 
     async def runs(self, query: str, on_progress: Callable[[int], None]) -> HoldingCount:
         count = HoldingCount()
-        async for batch in self._batches(query):
+        async for batch in self._iter_batches(query):
             for run, usage in zip(
                 batch,
                 await asyncio.gather(*(self._reader.read_run(each) for each in batch)),
                 strict=True,
             ):
-                count = count.plus(usage)
+                count = count.add(usage)
                 is_example = run.is_open and usage is not CodecUsage.NOTHING
                 if is_example and len(self.examples) < EXAMPLES_MAX:
                     self.examples.append(run.workflow_id)
@@ -240,12 +240,12 @@ class _Count:
 
     async def schedules(self) -> HoldingCount:
         count = HoldingCount()
-        async for page in self._histories.schedules():
+        async for page in self._histories.list_schedules():
             for schedule_id in page:
-                count = count.plus(await self._reader.read_schedule(schedule_id))
+                count = count.add(await self._reader.read_schedule(schedule_id))
         return count
 
-    async def _batches(self, query: str) -> AsyncIterator[list[Run]]:
+    async def _iter_batches(self, query: str) -> AsyncIterator[list[Run]]:
         async for page in self._histories.find_runs(query):
             for start in range(0, len(page), limits.SWEEP_RUNS_MAX):
                 batch = page[start : start + limits.SWEEP_RUNS_MAX]

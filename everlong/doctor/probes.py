@@ -25,7 +25,7 @@ SECONDS_MAX: Final = 4.0
 _REASON_CHARS_MAX: Final = 400
 
 
-def converter_for(converter: DataConverter, namespace: str, workflow_id: str) -> DataConverter:
+def bind_converter(converter: DataConverter, namespace: str, workflow_id: str) -> DataConverter:
     """Return the converter with the context of a workflow: it stores payloads under that workflow."""
     return converter.with_context(
         WorkflowSerializationContext(namespace=namespace, workflow_id=workflow_id)
@@ -67,7 +67,7 @@ def describe_error(error: Exception) -> str:
     return type(error).__name__
 
 
-def new_key() -> str:
+def create_key() -> str:
     """Return a new store key for a probe, outside any thread."""
     return f"{PREFIX}{uuid.uuid4().hex}"
 

@@ -102,7 +102,7 @@ class Answer:
     ended_ms: int = 0
 
 
-def new_id() -> str:
+def create_id() -> str:
     """Return a new workflow id for a check-up."""
     return f"{ID_PREFIX}{uuid.uuid4().hex[:16]}"
 
@@ -111,7 +111,7 @@ async def read_clock(client: Client, task_queue: str) -> Clock:
     """Compare clocks by the start time that the server records for a workflow. No worker is needed."""
     nothing = Checkup(check=Check(probe_key="", payload=""), times=0)
     before = time.time()
-    async with _start_checkup(client, new_id(), task_queue, nothing) as handle:
+    async with _start_checkup(client, create_id(), task_queue, nothing) as handle:
         after = time.time()
         started = (await handle.describe()).start_time.timestamp()
     return Clock((before + after) / 2 - started, (after - before) / 2)
@@ -481,8 +481,8 @@ async def check_workers(
         ]
     store = packs.store.inner if isinstance(packs.store, CachedBlobStore) else packs.store
     keys = await packs.keys()
-    workflow_id, probe_key = new_id(), probes.new_key()
-    converter = probes.converter_for(client.data_converter, client.namespace, workflow_id)
+    workflow_id, probe_key = create_id(), probes.create_key()
+    converter = probes.bind_converter(client.data_converter, client.namespace, workflow_id)
     data = os.urandom(inline_bytes_max + limits.KIB)
     async with (
         probes.delete_after(store, probe_key),

@@ -161,7 +161,7 @@ async def _load_views(sources: SourceReader, files: "ViewFiles", needs: Needs) -
     if "threads" in needs.tables:
         await _in_thread(files.add, "threads", sources.threads)
     if "entries" in needs.tables:
-        async for rows in sources.entries(needs.messages):
+        async for rows in sources.read_entries(needs.messages):
             await _in_thread(files.add, "entries", rows)
 
 
@@ -245,7 +245,7 @@ class Statement:
     async def parse(cls, child: "_Child", sql: str, folder: Path, bounds: Bounds) -> "Statement":
         """Return the statement once it is parsed and checked."""
         not_started = "the query's process did not start; try again"
-        async with _within(_START_SECONDS, not_started):
+        async with _limit_time(_START_SECONDS, not_started):
             if await child.read(_LINE_BYTES_MAX) is None:
                 raise QueryRefused(not_started)
         asked = {
@@ -254,7 +254,7 @@ class Statement:
             "parent": os.getpid(),
             "folder": str(folder),
         }
-        async with _within(PARSE_SECONDS, TOO_COMPLEX):
+        async with _limit_time(PARSE_SECONDS, TOO_COMPLEX):
             await child.write(asked)
             line = await child.read(_LINE_BYTES_MAX)
         if line is None:
@@ -266,11 +266,11 @@ class Statement:
     async def run(self, files: Mapping[str, str]) -> Table:
         """Run the statement over the files of its tables."""
         bounds = self._bounds
-        async with _within(FILL_SECONDS, f"the query's data takes too long to load. {_LESS}"):
+        async with _limit_time(FILL_SECONDS, f"the query's data takes too long to load. {_LESS}"):
             await self._child.write({"files": dict(files)})
             self._raise_if_failed(await self._child.read(_LINE_BYTES_MAX))
         stopped = f"the query was stopped after {bounds.seconds:g} s, its limit. {_LESS}"
-        async with _within(bounds.seconds, stopped):
+        async with _limit_time(bounds.seconds, stopped):
             columns = self._raise_if_failed(await self._child.read(_LINE_BYTES_MAX))["columns"]
             left_bytes = bounds.result_bytes + _FRAME_BYTES * bounds.rows + _LINE_BYTES_MAX
             rows: list[tuple[Any, ...]] = []
@@ -298,7 +298,7 @@ class Statement:
 
 
 @contextlib.asynccontextmanager
-async def _within(seconds: float, text: str) -> AsyncIterator[None]:
+async def _limit_time(seconds: float, text: str) -> AsyncIterator[None]:
     """Raise `QueryRefused` with this text after a timeout."""
     try:
         async with asyncio.timeout(seconds):

@@ -72,11 +72,13 @@ class SourceReader:
                 await self._list_archives()
                 seen = await self._list_server()
         except TimeoutError:
-            self.left_out.append(f"threads that were not listed by then: {self._deadline_text()}")
+            self.left_out.append(
+                f"threads that were not listed by then: {self._describe_deadline()}"
+            )
             return
         gone = [each for name, each in self._archives.items() if name not in seen]
         room = self._reach.listed_max - len(self.threads)
-        self.threads += [_archive_fields(each) for each in gone[:room]]
+        self.threads += [_build_archive_fields(each) for each in gone[:room]]
         if len(gone) > room:
             self.left_out.append(f"{len(gone) - room:,} threads that only archives know")
 
@@ -129,7 +131,7 @@ class SourceReader:
     def _add(self, row: ThreadRow, seen: set[str]) -> None:
         if row.thread_id not in seen:
             seen.add(row.thread_id)
-            self.threads.append(_thread_fields(row, self._archives.get(row.thread_id)))
+            self.threads.append(_build_thread_fields(row, self._archives.get(row.thread_id)))
 
     async def _list_archives(self) -> None:
         """Find the newest archive of each thread."""
@@ -145,7 +147,7 @@ class SourceReader:
             if page.unreadable:
                 self.left_out.append(f"{len(page.unreadable)} archives that cannot be read")
 
-    async def entries(self, messages: bool) -> AsyncIterator[list[dict[str, Any]]]:
+    async def read_entries(self, messages: bool) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the entries of all threads, in bounded batches."""
         for number, thread in enumerate(self.threads):
             if number == self._reach.threads_max:
@@ -161,7 +163,7 @@ class SourceReader:
             finally:
                 await batches.aclose()
             self.threads_read += 1
-            if why := self._reached_bound():
+            if why := self._find_reached_bound():
                 more = len(self.threads) - number - 1
                 self.left_out.append(
                     f"entries of thread {thread['thread_id']}, in part, and of {more:,} more: {why}"
@@ -179,16 +181,16 @@ class SourceReader:
         except TimeoutError:
             return None
 
-    def _deadline_text(self) -> str:
+    def _describe_deadline(self) -> str:
         return f"{self._reach.seconds_max:g} s of reading are the most"
 
-    def _reached_bound(self) -> str:
+    def _find_reached_bound(self) -> str:
         if self.entries_read >= self._reach.entries_max:
             return f"{self._reach.entries_max:,} entries are the most"
         if self.bytes_read >= self._reach.bytes_max:
             return f"{self._reach.bytes_max:,} bytes are the most"
         if asyncio.get_running_loop().time() >= self._deadline:
-            return self._deadline_text()
+            return self._describe_deadline()
         return ""
 
     async def _iter_entries(
@@ -201,8 +203,8 @@ class SourceReader:
             self.entries_read += len(rows)
             if messages:
                 self.bytes_read += sum(row.original_bytes or row.size_bytes for row in rows)
-            yield [_entry_fields(row, thread_id, source) for row in rows]
-            if self._reached_bound():
+            yield [_build_entry_fields(row, thread_id, source) for row in rows]
+            if self._find_reached_bound():
                 return
 
     async def _open_batches(
@@ -253,7 +255,7 @@ _ROLES: Final = {
 }
 
 
-def _entry_fields(row: Row, thread_id: str, source: str) -> dict[str, Any]:
+def _build_entry_fields(row: Row, thread_id: str, source: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "thread_id": thread_id,
         "source": source,
@@ -282,7 +284,7 @@ def _entry_fields(row: Row, thread_id: str, source: str) -> dict[str, Any]:
     return fields
 
 
-def _thread_fields(row: ThreadRow, archive: Manifest | None) -> dict[str, Any]:
+def _build_thread_fields(row: ThreadRow, archive: Manifest | None) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "thread_id": row.thread_id,
         "source": "server",
@@ -304,7 +306,7 @@ def _thread_fields(row: ThreadRow, archive: Manifest | None) -> dict[str, Any]:
     return fields
 
 
-def _archive_fields(manifest: Manifest) -> dict[str, Any]:
+def _build_archive_fields(manifest: Manifest) -> dict[str, Any]:
     return {
         "thread_id": manifest.thread_id,
         "source": "archive",

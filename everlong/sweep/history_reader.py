@@ -67,32 +67,32 @@ class HistorySource(Protocol):
 
     namespace: str
 
-    async def namespace_id(self) -> str:
+    async def fetch_namespace_id(self) -> str:
         """Return the id of the namespace, which is unique across clusters."""
         ...
 
-    def runs(self) -> AsyncIterator[list[Run]]:
+    def list_runs(self) -> AsyncIterator[list[Run]]:
         """Yield all runs, open and closed, of every workflow type, in pages. A run may come twice."""
         ...
 
-    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
+    async def describe_run(self, workflow_id: str, run_id: str) -> RunDescription | None:
         """Return the description of a run; None if Temporal no longer retains it.
 
         Without a run id it is the newest run of the workflow.
         """
         ...
 
-    def events(
+    def read_events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
         """Yield the events after event `after`, newest first, in pages. No page if the run is gone."""
         ...
 
-    def schedules(self) -> AsyncIterator[list[str]]:
+    def list_schedules(self) -> AsyncIterator[list[str]]:
         """Yield the ids of all schedules, in pages."""
         ...
 
-    async def schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
+    async def describe_schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
         """Return the description of a schedule; None if Temporal no longer retains it."""
         ...
 
@@ -104,7 +104,7 @@ class Histories:
         self._service = client.workflow_service
         self.namespace = client.namespace
 
-    async def namespace_id(self) -> str:
+    async def fetch_namespace_id(self) -> str:
         """See `HistorySource`."""
         with _translate_errors():
             found = await self._service.describe_namespace(
@@ -112,7 +112,7 @@ class Histories:
             )
         return found.namespace_info.id
 
-    async def runs(self) -> AsyncIterator[list[Run]]:
+    async def list_runs(self) -> AsyncIterator[list[Run]]:
         """See `HistorySource`."""
         async for page in self.find_runs(""):
             yield page
@@ -144,18 +144,20 @@ class Histories:
             if not token:
                 return
 
-    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
+    async def describe_run(self, workflow_id: str, run_id: str) -> RunDescription | None:
         """See `HistorySource`."""
         with _translate_errors(), _ignore_not_found():
             found = await self._service.describe_workflow_execution(
                 DescribeWorkflowExecutionRequest(
-                    namespace=self.namespace, execution=_execution(workflow_id, run_id)
+                    namespace=self.namespace, execution=_build_execution(workflow_id, run_id)
                 ),
                 retry=True,
             )
             info = found.workflow_execution_info
             started = [
-                ms for each in found.pending_activities if (ms := _busy_since_ms(each)) is not None
+                ms
+                for each in found.pending_activities
+                if (ms := _get_busy_since_ms(each)) is not None
             ]
             return RunDescription(
                 is_open=info.status not in CLOSED,
@@ -171,7 +173,7 @@ class Histories:
             )
         return None
 
-    async def events(
+    async def read_events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
         """See `HistorySource`."""
@@ -182,7 +184,7 @@ class Histories:
                 page = await self._service.get_workflow_execution_history_reverse(
                     GetWorkflowExecutionHistoryReverseRequest(
                         namespace=self.namespace,
-                        execution=_execution(workflow_id, run_id),
+                        execution=_build_execution(workflow_id, run_id),
                         maximum_page_size=_EVENTS_PAGE,
                         next_page_token=token,
                     ),
@@ -196,7 +198,7 @@ class Histories:
             if not token or len(events) < len(page.history.events):
                 return
 
-    async def schedules(self) -> AsyncIterator[list[str]]:
+    async def list_schedules(self) -> AsyncIterator[list[str]]:
         """See `HistorySource`."""
         token = b""
         while True:
@@ -214,7 +216,7 @@ class Histories:
             if not token:
                 return
 
-    async def schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
+    async def describe_schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
         """See `HistorySource`."""
         with _translate_errors(), _ignore_not_found():
             return await self._service.describe_schedule(
@@ -252,11 +254,11 @@ def find_related_runs(event: HistoryEvent) -> Iterator[tuple[str, str]]:
                 yield "", run_id
 
 
-def _execution(workflow_id: str, run_id: str) -> WorkflowExecution:
+def _build_execution(workflow_id: str, run_id: str) -> WorkflowExecution:
     return WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
 
 
-def _busy_since_ms(activity: PendingActivityInfo) -> int | None:
+def _get_busy_since_ms(activity: PendingActivityInfo) -> int | None:
     """Return the start of the current attempt: it does not know what an earlier attempt wrote."""
     for field in ("last_started_time", "scheduled_time"):
         if activity.HasField(field):

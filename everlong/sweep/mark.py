@@ -132,7 +132,7 @@ class Marker:
         await self._follow_roots()
 
     async def _list_runs(self) -> None:
-        async for page in self._histories.runs():
+        async for page in self._histories.list_runs():
             self._add_runs(page)
             self._on_progress("listing runs")
         # A run that the listing lacks may still exist: it is dropped only if Temporal says it is gone.
@@ -144,7 +144,7 @@ class Marker:
             await self._gather(checks, "looking for runs that are not listed")
 
     async def _check_gone(self, run_id: str, workflow_id: str) -> None:
-        if await self._histories.describe(workflow_id, run_id) is None:
+        if await self._histories.describe_run(workflow_id, run_id) is None:
             self._drop(run_id)
 
     async def _describe_workflows(self, which: str, values: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ class Marker:
             await self._gather(asks, "looking for workflows that are not listed")
 
     async def _describe_workflow(self, thread: str, workflow_id: str) -> None:
-        found = await self._histories.describe(workflow_id, "")
+        found = await self._histories.describe_run(workflow_id, "")
         if found is not None and not self._has_run(found.run_id):
             self._add_runs([Run(found.run_id, workflow_id, found.root, found.is_open)])
         self._index.run("INSERT OR IGNORE INTO asked VALUES (?)", thread)
@@ -222,7 +222,7 @@ class Marker:
     async def _read(self, run: _Due, *, exactly: bool) -> None:
         described: RunDescription | None = None
         if run.is_open:
-            described = await self._histories.describe(run.workflow_id, run.run_id)
+            described = await self._histories.describe_run(run.workflow_id, run.run_id)
             if described is None:
                 self._drop(run.run_id)
                 return
@@ -280,7 +280,7 @@ class Marker:
         during the read counts as gone, and not as read.
         """
         read, lowest, is_there = _Read(run.last_event), run.last_event + 1, False
-        pages = self._histories.events(run.workflow_id, run.run_id, run.last_event)
+        pages = self._histories.read_events(run.workflow_id, run.run_id, run.last_event)
         async for events in pages:
             is_there = True
             self._on_progress("reading runs")
@@ -402,7 +402,7 @@ class _Schedules:
 
     async def read(self) -> None:
         """Record the links of each schedule, and make it a root."""
-        async for page in self._histories.schedules():
+        async for page in self._histories.list_schedules():
             self._index.run_many(
                 "INSERT OR IGNORE INTO schedules VALUES (?, '', '')", [(each,) for each in page]
             )
@@ -412,7 +412,7 @@ class _Schedules:
 
     async def _read(self, schedule_id: str) -> None:
         holder = f"schedule/{schedule_id}"
-        described = await self._histories.schedule(schedule_id)
+        described = await self._histories.describe_schedule(schedule_id)
         if described is None:
             with self._index.transaction():
                 self._index.run("DELETE FROM schedules WHERE schedule_id = ?", schedule_id)

@@ -102,7 +102,7 @@ class MoveCounts:
         self.objects[what] += 1
         self.bytes[what] += size_bytes
 
-    def tally(self, what: str) -> Tally:
+    def get_tally(self, what: str) -> Tally:
         """Return the objects and bytes of an action or class."""
         return Tally(objects=self.objects[what], bytes=self.bytes[what])
 
@@ -140,7 +140,7 @@ class QuarantineMover:
         A young copy stays: the sweep that made it may be about to delete the object.
         """
         values: dict[str, Any] = {
-            "oldest": self.oldest_ms(now_ms),
+            "oldest": self.get_oldest_ms(now_ms),
             "after": "",
             "count": limits.SWEEP_BATCH,
         }
@@ -301,12 +301,12 @@ class QuarantineMover:
                 self.counts.add("purged", size_bytes)
             self._on_progress(f"permanently deleted {self.counts.objects['purged']} objects")
 
-    def oldest_ms(self, now_ms: int) -> int:
+    def get_oldest_ms(self, now_ms: int) -> int:
         """Return the newest quarantine time of copies whose period is over."""
         return _compute_limit_ms(now_ms, self._retention.quarantine_seconds)
 
     def _find_old_copies(self, after: str, now_ms: int, count: int) -> list[tuple[str, int]]:
-        return self._index.run(_OLD_COPIES, after, self.oldest_ms(now_ms), count)
+        return self._index.run(_OLD_COPIES, after, self.get_oldest_ms(now_ms), count)
 
     async def _move_in_batches(
         self,
@@ -329,11 +329,13 @@ class QuarantineMover:
             gather_bounded([partial(work, each) for each in batch]), self._on_progress, what
         )
 
-    def classes(self) -> dict[SweepClass, Tally]:
+    def count_classes(self) -> dict[SweepClass, Tally]:
         """Return the quarantined objects and bytes by class."""
         names: tuple[SweepClass, ...] = ("payload", "journal", "archive", "unknown")
         return {
-            each: tally for each in names if (tally := self.counts.tally(f"class {each}")).objects
+            each: tally
+            for each in names
+            if (tally := self.counts.get_tally(f"class {each}")).objects
         }
 
 

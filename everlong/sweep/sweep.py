@@ -162,7 +162,7 @@ class Sweep:
             self._preserved = await with_progress(
                 self._archive_due(), self._progress, "archiving threads that are due"
             )
-        namespace_id = await self._histories.namespace_id()
+        namespace_id = await self._histories.fetch_namespace_id()
         # The legible encodings are part of the identity: they decide which links a read finds.
         identity = f"{self._store!r} {namespace_id} {sorted(self._options.encodings)}"
         try:
@@ -241,10 +241,10 @@ class Sweep:
             runs_read=marker.runs_read,
             packs_read=reader.packs_read,
             **counts,
-            quarantined=mover.counts.tally("quarantined"),
-            restored=mover.counts.tally("restored"),
-            purged=mover.counts.tally("purged"),
-            classes=mover.classes(),
+            quarantined=mover.counts.get_tally("quarantined"),
+            restored=mover.counts.get_tally("restored"),
+            purged=mover.counts.get_tally("purged"),
+            classes=mover.count_classes(),
             threads=_list_swept_threads(index),
             incomplete=(*marker.incomplete, *mover.faults)[:SWEEP_REASONS_MAX],
             archived=self._preserved.archived,
@@ -294,12 +294,12 @@ class Sweep:
                 await stored.save()
             await mover.quarantine(now_ms)
         if not (marker.incomplete or mover.faults) and mover.has_old_copies(now_ms):
-            await marker.mark_exactly(mover.oldest_ms(now_ms))
+            await marker.mark_exactly(mover.get_oldest_ms(now_ms))
             await mover.restore(now_ms)
             if not (marker.incomplete or mover.faults):
                 await mover.purge(now_ms)
         unreached = counts["unreached"]
-        taken = mover.counts.tally("quarantined")
+        taken = mover.counts.get_tally("quarantined")
         return {
             "stored": counts["stored"],
             "reachable": counts["reachable"],

@@ -37,7 +37,7 @@ class MetricsEndpoint:
         try:
             from prometheus_client import CollectorRegistry
 
-            new_reader = _get_reader_factory()
+            create_reader = _get_reader_factory()
         except ImportError as error:
             raise ConfigError(
                 "OTEL_METRICS_EXPORTER=prometheus needs a package: pip install 'everlong[admin]'"
@@ -46,7 +46,7 @@ class MetricsEndpoint:
         self._registry = CollectorRegistry()
         self._collecting = threading.Lock()
         self._server = _Server(host, port, token, self)
-        self.reader: MetricReader = new_reader(self._registry)
+        self.reader: MetricReader = create_reader(self._registry)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="everlong-metrics", daemon=True
         )
@@ -83,14 +83,14 @@ def _get_reader_factory() -> "Callable[[CollectorRegistry], MetricReader]":
     # Scope labels would double the labels that every query has to group by.
     options: dict[str, Any] = {"scope_info_enabled": False} if "scope_info_enabled" in known else {}
 
-    def new_reader(registry: "CollectorRegistry") -> MetricReader:
+    def create_reader(registry: "CollectorRegistry") -> MetricReader:
         if "registry" in known:
             return prometheus.PrometheusMetricReader(registry=registry, **options)
         # Before 0.63b0 a reader uses its module's REGISTRY. That is safe: a process has one endpoint.
         vars(prometheus)["REGISTRY"] = registry
         return prometheus.PrometheusMetricReader(**options)
 
-    return new_reader
+    return create_reader
 
 
 class _Server(http.server.ThreadingHTTPServer):

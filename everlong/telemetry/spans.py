@@ -165,7 +165,7 @@ class Spans:
         finally:
             self.end(span)
 
-    def context_for(self, run_id: str, name: str, key: str) -> SpanContext:
+    def build_context(self, run_id: str, name: str, key: str) -> SpanContext:
         """Return the context of a span with a key, whether or not it has been emitted yet."""
         trace_id = derive_trace_id(run_id)
         return SpanContext(
@@ -181,7 +181,7 @@ class Spans:
         """Return a link to the end of the previous run; empty if there is no previous run."""
         if not last_run_id:
             return []
-        return [Link(self.context_for(last_run_id, CONTINUE_AS_NEW, last_run_id))]
+        return [Link(self.build_context(last_run_id, CONTINUE_AS_NEW, last_run_id))]
 
     def _is_sampled(self, trace_id: int, name: str) -> bool:
         """Return whether the provider's sampler would sample a trace.
@@ -302,7 +302,7 @@ class TurnSpan:
 
     def context(self, spans: Spans) -> SpanContext:
         """Return the context of the span, whether or not it has been emitted yet."""
-        return spans.context_for(self.run_id, self._name, str(self.number))
+        return spans.build_context(self.run_id, self._name, str(self.number))
 
     def emit(
         self,

@@ -131,10 +131,10 @@ async def test_inputs_sent_to_a_paused_run_stay(
 class Unlisted(Histories):
     """Its listing has lost everything."""
 
-    async def runs(self) -> AsyncIterator[list[Run]]:
+    async def list_runs(self) -> AsyncIterator[list[Run]]:
         yield []
 
-    async def schedules(self) -> AsyncIterator[list[str]]:
+    async def list_schedules(self) -> AsyncIterator[list[str]]:
         yield []
 
 

@@ -73,15 +73,15 @@ class FakeNamespace:
 
     # The interface that a sweep reads.
 
-    async def namespace_id(self) -> str:
+    async def fetch_namespace_id(self) -> str:
         return "11111111-2222-3333-4444-555555555555"
 
-    async def runs(self) -> AsyncIterator[list[Run]]:
+    async def list_runs(self) -> AsyncIterator[list[Run]]:
         listed = [each.run for each in self.all.values() if each.run.run_id not in self.hidden]
         for first in range(0, len(listed), 3):
             yield listed[first : first + 3]
 
-    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
+    async def describe_run(self, workflow_id: str, run_id: str) -> RunDescription | None:
         self.described.append(run_id or workflow_id)
         if not run_id:
             newest = [each for each in self.all.values() if each.run.workflow_id == workflow_id]
@@ -101,7 +101,7 @@ class FakeNamespace:
             found.run.root,
         )
 
-    async def events(
+    async def read_events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
         self.histories_read.append(run_id)
@@ -116,11 +116,11 @@ class FakeNamespace:
                 for number, each in numbered[first : first + 4]
             ]
 
-    async def schedules(self) -> AsyncIterator[list[str]]:
+    async def list_schedules(self) -> AsyncIterator[list[str]]:
         if self.nightly is not None and "nightly" not in self.hidden_schedules:
             yield ["nightly"]
 
-    async def schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
+    async def describe_schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
         if self.nightly is None:
             return None
         start = NewWorkflowExecutionInfo(

@@ -151,20 +151,20 @@ class MortalHistories(Histories):
         super().__init__(client)
         self._kill_switch = kill_switch
 
-    async def runs(self) -> AsyncIterator[list[Run]]:
+    async def list_runs(self) -> AsyncIterator[list[Run]]:
         self._kill_switch.marks()
-        async for page in super().runs():
+        async for page in super().list_runs():
             self._call()
             yield page
 
-    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
+    async def describe_run(self, workflow_id: str, run_id: str) -> RunDescription | None:
         self._call()
-        return await super().describe(workflow_id, run_id)
+        return await super().describe_run(workflow_id, run_id)
 
-    async def events(
+    async def read_events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
-        async for page in super().events(workflow_id, run_id, after):
+        async for page in super().read_events(workflow_id, run_id, after):
             self._call()
             yield page
 

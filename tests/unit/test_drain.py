@@ -290,7 +290,7 @@ class Rolling:
 
     namespace = "default"
 
-    async def events(
+    async def read_events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
         event = scheduled(self._held if run_id == "second" else self._other)
@@ -300,7 +300,7 @@ class Rolling:
             attributes.new_execution_run_id = "second"
         yield [rolled, event]
 
-    async def describe(self, workflow_id: str, run_id: str) -> None:
+    async def describe_run(self, workflow_id: str, run_id: str) -> None:
         return None
 
 

@@ -70,7 +70,9 @@ def test_a_span_that_is_emitted_again_is_the_same_span() -> None:
     assert one.context == other.context
     assert one.context is not None
     assert one.context.trace_id == derive_trace_id("run-1")
-    assert first.spans.context_for("run-1", "invoke_agent ops", "7").span_id == one.context.span_id
+    assert (
+        first.spans.build_context("run-1", "invoke_agent ops", "7").span_id == one.context.span_id
+    )
 
 
 def test_each_repeated_event_has_its_own_span_id() -> None:
@@ -84,7 +86,7 @@ def test_each_repeated_event_has_its_own_span_id() -> None:
 
 def test_a_step_is_below_a_turn_that_has_not_been_emitted() -> None:
     telemetry, seen = recording()
-    turn = telemetry.spans.context_for("run-1", "invoke_agent ops", "1")
+    turn = telemetry.spans.build_context("run-1", "invoke_agent ops", "1")
     telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
     telemetry.spans.start("invoke_agent ops", {}, run_id="run-1", key="1").end()
     chat, invoke = seen.get_finished_spans()
@@ -112,7 +114,7 @@ def test_a_run_is_sampled_whole_at_the_teams_rate(ratio: float) -> None:
     telemetry, seen = recording(ParentBased(TraceIdRatioBased(ratio)))
     for number in range(400):
         run_id = f"0199c0de-7000-7000-8000-{number:012}"
-        turn = telemetry.spans.context_for(run_id, "invoke_agent ops", "1")
+        turn = telemetry.spans.build_context(run_id, "invoke_agent ops", "1")
         telemetry.spans.start("chat m", {}, run_id=run_id, parent=turn).end()
         telemetry.spans.start("invoke_agent ops", {}, run_id=run_id, key="1").end()
     traces = [span.context.trace_id for span in seen.get_finished_spans() if span.context]
@@ -122,7 +124,7 @@ def test_a_run_is_sampled_whole_at_the_teams_rate(ratio: float) -> None:
 
 def test_a_team_that_samples_nothing_gets_nothing() -> None:
     telemetry, seen = recording(ParentBased(ALWAYS_OFF))
-    turn = telemetry.spans.context_for("run-1", "invoke_agent ops", "1")
+    turn = telemetry.spans.build_context("run-1", "invoke_agent ops", "1")
     telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
     assert seen.get_finished_spans() == ()
 
@@ -178,7 +180,7 @@ assert metric.name == "everlong.holds" and metric.data.data_points[0].value == 1
 
 def test_a_traceparent_resolves_to_its_span() -> None:
     telemetry, _ = recording()
-    place = telemetry.spans.context_for("run-1", "chat", "1")
+    place = telemetry.spans.build_context("run-1", "chat", "1")
     found = parse_traceparent(format_traceparent(place))
     assert found is not None
     assert (found.trace_id, found.span_id, found.trace_flags) == (

@@ -58,7 +58,7 @@ async def test_a_sweep_cancelled_while_its_index_works_ends_cleanly(tmp_path: Pa
         allow_short_quarantine=True,
     )
     await sweep.run()  # It makes the index.
-    identity = f"{world.store!r} {await world.namespace_id()} []"
+    identity = f"{world.store!r} {await world.fetch_namespace_id()} []"
     index = SweepIndex(tmp_path, identity)
     filled(index, run.run.run_id)
     index.close()

@@ -126,10 +126,10 @@ async def test_a_history_deleted_during_its_read_does_not_count_as_read(tmp_path
     class Flickering(FakeNamespace):
         is_cut = True
 
-        async def events(
+        async def read_events(
             self, workflow_id: str, run_id: str, after: int
         ) -> AsyncIterator[list[HistoryEvent]]:
-            async for page in super().events(workflow_id, run_id, after):
+            async for page in super().read_events(workflow_id, run_id, after):
                 yield page
                 if self.is_cut:
                     return
@@ -151,10 +151,10 @@ class Beside(FakeNamespace):
 
     extra: HistoryEvent | None = None
 
-    async def events(
+    async def read_events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
-        async for page in super().events(workflow_id, run_id, after):
+        async for page in super().read_events(workflow_id, run_id, after):
             yield page
             if self.extra is not None and page:
                 self.extra.event_id = page[0].event_id

@@ -65,11 +65,11 @@ class Late(FakeNamespace):
     listings = 0
     late: FakeRun | None = None
 
-    async def runs(self) -> AsyncIterator[list[Run]]:
+    async def list_runs(self) -> AsyncIterator[list[Run]]:
         self.listings += 1
         if self.listings == 2 and self.late is not None:
             self.all[self.late.run.run_id] = self.late
-        async for page in super().runs():
+        async for page in super().list_runs():
             yield page
 
 
@@ -116,7 +116,7 @@ async def test_the_sweeping_user_is_in_the_report_and_the_log() -> None:
         world, EverlongCodec(packs), packs, options, allow_short_quarantine=True
     ).run()
     assert (report.by, report.reason) == ("ann", "the disk is full")
-    records = Records(world.store, await world.namespace_id())
+    records = Records(world.store, await world.fetch_namespace_id())
     assert await records.read_last_report() == report
     [key] = [each for each in await world.keys("sweep/") if each.endswith(f"-{report.id}-1.json")]
     begun = json.loads(await world.store.get(key))

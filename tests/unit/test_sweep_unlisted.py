@@ -49,7 +49,7 @@ async def test_every_run_that_has_not_ended_is_open(status: str) -> None:
     service = SimpleNamespace(list_workflow_executions=listed)
     client = SimpleNamespace(workflow_service=service, namespace=NAMESPACE)
     histories = Histories(client)  # type: ignore[arg-type] # all that a listing needs
-    [[run]] = [page async for page in histories.runs()]
+    [[run]] = [page async for page in histories.list_runs()]
     assert run.is_open == (status.removeprefix("WORKFLOW_EXECUTION_STATUS_") not in ENDED)
 
 
@@ -184,10 +184,10 @@ async def test_records_of_seen_threads_are_merged_without_deleted_ones(
         await world.sweep(LONG)
         if number < 2:
             world.delete(run)
-    records = Records(world.store, await world.namespace_id())
+    records = Records(world.store, await world.fetch_namespace_id())
     # The history of w1 is gone as well, but something of it is stored.
     assert (await records.load_seen()).workflow_ids == {"w1", "w2", "w3", "w4", "w5"}
-    assert len(await world.keys(f"sweep/{await world.namespace_id()}/seen/")) <= 3
+    assert len(await world.keys(f"sweep/{await world.fetch_namespace_id()}/seen/")) <= 3
 
 
 async def test_ids_of_deleted_threads_do_not_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ async def test_ids_of_deleted_threads_do_not_accumulate(monkeypatch: pytest.Monk
     for run in short:
         world.delete(run)
     await world.sweep(LONG)
-    records = Records(world.store, await world.namespace_id())
+    records = Records(world.store, await world.fetch_namespace_id())
     assert (await records.load_seen()).workflow_ids == {"w0"}
 
 
