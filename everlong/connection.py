@@ -13,7 +13,7 @@ from temporalio.runtime import Runtime
 
 from everlong import limits
 from everlong.agents import Agent
-from everlong.codecs.converter import ExplainingPayloadConverter
+from everlong.codecs.composition import ExplainingPayloadConverter
 from everlong.config import Settings, require_metrics_host, require_store
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.models import make_printable

@@ -25,18 +25,17 @@ from everlong.agents import Agent
 from everlong.client.packs import PackSource
 from everlong.client.search_attributes import AttributeWatch
 from everlong.codecs import EverlongCodec
-from everlong.codecs import metrics as codec_metrics
 from everlong.codecs.budget import UNWATCHED
 from everlong.codecs.composition import (
     INSPECTION_REMEDY,
     OuterCodec,
+    cache_contexts,
     check_inside,
     check_order,
     find_everlong_codec,
     holds_everlong,
     inspect_codec,
 )
-from everlong.codecs.converter import cache_contexts
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, install_hooks, pass_package_through
@@ -53,6 +52,7 @@ from everlong.storage.keys import KeySource
 from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry
+from everlong.telemetry.metrics import record_store_call
 from everlong.versions import get_sdk_version, warn_of_untested_sdk
 from everlong.workflows import VERSIONED, AgentWorkflow, DoctorWorkflow, SweeperWorkflow
 
@@ -149,7 +149,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             keys=keys,
             accept_unsealed=accept_unsealed,
             cache_dir=cache_dir,
-            on_call=partial(codec_metrics.record_store_call, telemetry.meters),
+            on_call=partial(record_store_call, telemetry.meters),
         )
         everyone = {id(each): each.name for agent in agents for each in agent.family}
         names = sorted(everyone.values())
@@ -169,9 +169,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         self._outer_codec = outer_codec
         self._is_inspected = False
         self._codec_warning = ""
-        codec_metrics.observe_codec(
-            telemetry.meters, self.packs, self.codec.stats, self.codec.memory_stats
-        )
+        self.codec.export_metrics(telemetry.meters)
         self._resumes = ResumeLog(telemetry)
         self._parts: ContextVar[_WorkerParts] = ContextVar("everlong_worker_parts")
         """Parts of the worker that the current task belongs to."""

@@ -47,8 +47,7 @@ from everlong.models import (
 from everlong.models.thread_ids import quote_id
 from everlong.storage import BlobStore
 from everlong.storage.journal import JournalReader
-from everlong.storage.objects import thread_prefix
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, thread_prefix
 
 # A worker with the thread in memory answers within milliseconds, and a worker that replays it within a
 # second or two. A page waits no longer.

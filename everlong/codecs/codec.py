@@ -7,7 +7,7 @@ the task; nothing here ends a workflow.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Self
 
@@ -45,19 +45,15 @@ from everlong.errors import (
     PayloadTooLarge,
     StoreUnavailable,
 )
-from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL
+from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL, thread_key
 from everlong.storage import BlobStore
+from everlong.storage.cache import CachedBlobStore
 from everlong.storage.instrumented import READS, Reads
 from everlong.storage.keys import Keyring, KeySource
-from everlong.storage.objects import (
-    get_declared_bytes,
-    get_key_id,
-    seal_object,
-    thread_key,
-    unseal_object,
-)
-from everlong.storage.pack_store import PackStore, gather_bounded
-from everlong.telemetry import Spans, Telemetry
+from everlong.storage.objects import get_declared_bytes, get_key_id, seal_object, unseal_object
+from everlong.storage.pack_store import PackStore, WriteStats, gather_bounded
+from everlong.telemetry import Meters, Spans, Telemetry
+from everlong.telemetry.metrics import Labels
 from everlong.telemetry.spans import OFFLOAD, RUN, THREAD, Attributes
 
 INLINE_ENCODING: Final = b"binary/everlong"
@@ -154,6 +150,43 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     def is_plain(self) -> bool:
         """Whether payloads pass unchanged: those of the activity that `everlong doctor` uses."""
         return self._is_plain
+
+    def export_metrics(self, meters: Meters) -> None:
+        """Export the counters of the codec, its packs and their cache, read at each collection."""
+        packs, memory, offloaded = self.packs, self.memory_stats, self.stats
+        store = packs.store
+        sources: tuple[tuple[str, OffloadStats | WriteStats], ...] = (
+            ("payload", offloaded),
+            ("journal", packs.stats),
+        )
+
+        def payloads() -> Iterable[tuple[float, Labels]]:
+            for source, stats in sources:
+                repeated_bytes = stats.repeated_bytes
+                new_bytes = stats.payload_bytes - repeated_bytes
+                yield new_bytes, {"outcome": "new", "source": source}
+                yield repeated_bytes, {"outcome": "deduplicated", "source": source}
+            yield offloaded.fallback_bytes, {"outcome": "inline", "source": "payload"}
+
+        def written() -> Iterable[tuple[float, Labels]]:
+            for source, stats in sources:
+                yield stats.written_bytes, {"source": source}
+
+        meters.observe("everlong.offload.payload", payloads)
+        meters.observe("everlong.offload.written", written)
+        meters.observe("everlong.encoder.dropped", lambda: [(memory.dropped_bytes, {})])
+        meters.observe("everlong.encoder.forgotten", lambda: [(memory.forgotten_threads, {})])
+        meters.observe("everlong.encoder.rewritten", lambda: [(memory.rewritten_bytes, {})])
+        if isinstance(store, CachedBlobStore):
+            cache = store
+
+            def reads() -> Iterable[tuple[float, Labels]]:
+                stats = cache.stats()
+                yield stats.memory_hits, {"tier": "memory"}
+                yield stats.disk_hits, {"tier": "disk"}
+                yield stats.misses, {"tier": "store"}
+
+            meters.observe("everlong.cache.reads", reads)
 
     def _copy(self) -> Self:
         # Faster than `copy.copy`: the SDK calls `with_context` for each payload.
@@ -323,8 +356,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             if self._stays_inline(inline, room):
                 return inline
             raise
-        keys = await self.packs.keys(ref.key_id)
-        return ref.to_payload(keys)
+        return ref
 
     def _stays_inline(self, inline: Payload, room: "_InlineRoom") -> bool:
         """Return whether a payload that the store did not take fits inline; if so, count it."""

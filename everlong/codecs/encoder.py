@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from everlong import limits
 from everlong.codecs.matcher import (
+    KEYED_DIGEST,
     ChunkIndex,
     KnownPack,
     ManifestBase,
@@ -26,7 +27,6 @@ from everlong.codecs.matcher import (
     Run,
     find_closest,
     is_fresh,
-    repeat_id,
     running_crcs,
 )
 from everlong.codecs.pack_layout import Plan, Stored, lay_out
@@ -98,7 +98,7 @@ class ThreadMemory:
 
     def plan(self, envelope: bytes, data: bytes, key_id: str, now: float) -> Plan:
         """Return how to write a payload: the pack of its new bytes, or an equal stored payload."""
-        known_by = repeat_id(envelope, data)
+        known_by = _compute_repeat_id(envelope, data)
         with self._lock:
             self._forget_stale(key_id, now)
             recents, index, number = list(self._recent), self._index, self._number
@@ -271,6 +271,17 @@ class ThreadMemory:
                 new.chunks.append((place, chunk_length, chunk_id))
                 self._index.pop(chunk_id, None)
                 self._index[chunk_id] = (new, place)
+
+
+def _compute_repeat_id(envelope: bytes, data: bytes) -> bytes:
+    """Return the digest by which an equal payload is recognised; empty if the data is too large."""
+    if len(data) > limits.ENCODER_REPEAT_BYTES_MAX:
+        return b""
+    digest = KEYED_DIGEST.copy()
+    digest.update(b"repeat" + len(envelope).to_bytes(8))
+    digest.update(envelope)
+    digest.update(data)
+    return digest.digest()
 
 
 @dataclasses.dataclass

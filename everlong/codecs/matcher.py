@@ -21,7 +21,7 @@ from everlong import limits
 
 # Digests never leave this process, so a random key per process is enough to keep them private. SHA-256
 # takes half the time of BLAKE2b on processors with SHA instructions, which most servers have.
-_KEYED: Final = hashlib.sha256(os.urandom(64))
+KEYED_DIGEST: Final = hashlib.sha256(os.urandom(64))
 _CUTTER: Final = FastCDC(
     avg_size=limits.CHUNK_BYTES_MEAN,
     min_size=limits.CHUNK_BYTES_MEAN // 4,
@@ -272,7 +272,7 @@ def _mark_places(size_bytes: int) -> list[int]:
 
 def _marks(data: bytes, places: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Yield each offset with a digest of the data before it."""
-    digest = _KEYED.copy()
+    digest = KEYED_DIGEST.copy()
     digest.update(b"mark")
     view, done = memoryview(data), 0
     for place in places:
@@ -476,18 +476,7 @@ class Match:
         self._place += length
 
 
-def repeat_id(envelope: bytes, data: bytes) -> bytes:
-    """Return the digest by which an equal payload is recognised; empty if the data is too large."""
-    if len(data) > limits.ENCODER_REPEAT_BYTES_MAX:
-        return b""
-    digest = _KEYED.copy()
-    digest.update(b"repeat" + len(envelope).to_bytes(8))
-    digest.update(envelope)
-    digest.update(data)
-    return digest.digest()
-
-
 def _chunk_id(data: memoryview) -> bytes:
-    digest = _KEYED.copy()
+    digest = KEYED_DIGEST.copy()
     digest.update(data)
     return digest.digest()

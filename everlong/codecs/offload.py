@@ -22,8 +22,8 @@ from everlong.codecs.pack_layout import Plan
 from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable
 from everlong.storage.keys import Keys
-from everlong.storage.objects import NO_THREAD, run_in_thread
-from everlong.storage.pack_store import PackStore, pack_key
+from everlong.storage.objects import run_in_thread
+from everlong.storage.pack_store import NO_THREAD, PackStore, pack_key
 from everlong.storage.packs import build_pack
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,8 @@ class Offloader:
         """Whether the store failed so recently that another wait is not worth it."""
         return time.monotonic() < self._down_until
 
-    async def write(self, thread: str, payload: Payload, data: bytes) -> tuple[PackRef, int]:
-        """Store a payload, durably; return its ref and the bytes written.
+    async def write(self, thread: str, payload: Payload, data: bytes) -> tuple[Payload, int]:
+        """Store a payload, durably; return the ref for history and the bytes written.
 
         `data` is the payload's data, which the caller has copied already. With an empty `thread`,
         nothing is deduplicated.
@@ -107,7 +107,8 @@ class Offloader:
         plan, name, pack = built
         if plan.same_as is not None:
             self._count(data, repeated_bytes=len(data))
-            return PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id), 0
+            ref = PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id)
+            return ref.to_payload(keys), 0
         is_new = await self._put(pack_key(where, name), pack)
         written_bytes = len(pack) if is_new else 0
         memory.commit(plan, name, self._memory.now())
@@ -116,7 +117,8 @@ class Offloader:
             self._count_rewritten(memory, written_bytes)
         new_bytes = min(len(data), plan.new_bytes) if is_new else 0
         self._count(data, repeated_bytes=len(data) - new_bytes, written_bytes=written_bytes)
-        return PackRef(where, name, len(data), plan.packs, key_id), written_bytes
+        ref = PackRef(where, name, len(data), plan.packs, key_id)
+        return ref.to_payload(keys), written_bytes
 
     def _count(self, data: bytes, *, repeated_bytes: int, written_bytes: int = 0) -> None:
         self.stats.payloads += bool(written_bytes)

@@ -26,9 +26,9 @@ from temporalio.converter import (
 from everlong.codecs.offload import Offloader
 from everlong.codecs.refs import ENCODING, check_ref, parse_ref
 from everlong.errors import BlobCorrupt
+from everlong.models import thread_key
 from everlong.storage import BlobStore
 from everlong.storage.keys import KeySource
-from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import gather_bounded, open_packs
 
 _CLAIM: Final = "ref"
@@ -89,8 +89,7 @@ class EverlongStorageDriver(StorageDriver):
 
     async def _store(self, thread: str, payload: Payload) -> StorageDriverClaim:
         ref, _ = await self._offloader.write(thread, payload, payload.data)
-        stored = ref.to_payload(await self._packs.keys(ref.key_id))
-        return StorageDriverClaim({_CLAIM: base64.b64encode(stored.data).decode()})
+        return StorageDriverClaim({_CLAIM: base64.b64encode(ref.data).decode()})
 
     async def _retrieve(self, claim: StorageDriverClaim) -> Payload:
         try:

@@ -38,8 +38,7 @@ from everlong.models import (
 )
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.objects import thread_prefix
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, thread_prefix
 from everlong.versions import SDK_TESTED, Versions, get_versions
 
 ID_PREFIX: Final = "everlong-doctor-"

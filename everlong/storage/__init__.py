@@ -18,14 +18,14 @@ _FORMS: Final = (
 
 
 def open_store(url: str) -> BlobStore:
-    """Open the store at a URL, and check that it is there.
+    """Open the store at a URL, and check that it can be reached.
 
     `file:///absolute/dir`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or
-    `memory:` for a trial. What may stand after a `?` in those of buckets is in docs/deploy.md.
+    `memory:` for a trial. docs/deploy.md lists the options of bucket URLs.
     """
     try:
         parts = urlsplit(url)
-    except ValueError:  # It would repeat what may be credentials.
+    except ValueError:  # Not chained: the original error may quote credentials.
         raise ConfigError(f"the store URL cannot be read. Use {_FORMS}") from None
     if parts.scheme == "memory":
         return MemoryBlobStore()
@@ -36,9 +36,9 @@ def open_store(url: str) -> BlobStore:
             )
         return FileBlobStore(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "gs", "az"):
-        # Here, because what it brings takes a quarter of a second to import.
+        # Imported here: obstore takes a quarter of a second to import.
         from everlong.storage.buckets import open_bucket
 
         return open_bucket(url)
-    # The rest of the URL may hold credentials, so only the scheme is repeated.
+    # The rest of the URL may hold credentials, so only the scheme is quoted.
     raise UnknownStoreScheme(f"unknown store scheme {parts.scheme!r}. Use {_FORMS}")

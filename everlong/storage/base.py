@@ -1,7 +1,7 @@
-"""The port that every blob store implements.
+"""Blob store: the protocol that every store implements.
 
-An object is complete before its name appears, and a name always stands for the same content, since
-names are made from digests. So a `put` of a name that exists may replace the object or leave it.
+An object is complete before its name appears. A name always stands for the same content, because names
+are made from digests, so a `put` of a name that exists may replace the object or leave it.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from typing import Final, Protocol, runtime_checkable
 from everlong import limits
 from everlong.errors import InvalidKey, ObjectTooLarge
 
-# About 400 bytes each for keys of the usual length, so 0.4 MB.
+# About 400 bytes for a key of the usual length: 0.4 MB in all.
 FAILED_PUTS_MAX: Final = 1000
 KEY_CHARS_MAX: Final = 512  # S3 allows 1,024 bytes for prefix and key together.
-# No segment begins with a dot: there is no way up, and no clash with a store's own hidden files.
+# No segment begins with a dot, so a key cannot lead out of the store or name its hidden files.
 _SAFE_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 
 
@@ -30,7 +30,7 @@ class BlobInfo:
     key: str
     size_bytes: int
     modified_ms: int | None = dataclasses.field(default=None, compare=False)
-    """When it was last put there, in Unix time; None in a store that does not tell."""
+    """Time of the last write, in Unix time; None if the store does not report it."""
 
 
 @runtime_checkable
@@ -40,8 +40,8 @@ class BlobStore(Protocol):
     async def put(self, key: str, data: bytes) -> bool | None:
         """Store `data`; when this returns, it is durable.
 
-        Return whether the object is new: False if there was one of that name, so that the store holds
-        no more than before. None if the store cannot tell; the bytes then count as new.
+        Return whether the object is new. False means that the name existed, so the store did not
+        grow. None means that the store does not report it; the bytes then count as new.
         """
         ...
 
@@ -58,21 +58,21 @@ class BlobStore(Protocol):
         ...
 
     async def delete(self, keys: Iterable[str]) -> None:
-        """Delete the objects; those that do not exist are passed over."""
+        """Delete the objects. Keys that do not exist are ignored."""
         ...
 
 
 @runtime_checkable
 class BoundedReader(Protocol):
-    """A store that can refuse an object for its size before it reads it."""
+    """A `BlobStore` that checks the size of an object before it reads the object."""
 
     async def get_bounded(self, key: str, bytes_max: int) -> bytes:
-        """Return the whole object, or raise `ObjectTooLarge` if it has more bytes than that."""
+        """Return the whole object; more than `bytes_max` bytes raise `ObjectTooLarge`."""
         ...
 
 
 async def get_bounded(store: BlobStore, key: str, bytes_max: int) -> bytes:
-    """Return an object that has to be within a bound; `ObjectTooLarge` if it is not."""
+    """Return an object of at most `bytes_max` bytes; a larger one raises `ObjectTooLarge`."""
     if isinstance(store, BoundedReader):
         return await store.get_bounded(key, bytes_max)
     data = await store.get(key)
@@ -81,18 +81,18 @@ async def get_bounded(store: BlobStore, key: str, bytes_max: int) -> bytes:
 
 
 def check_object_size(key: str, size_bytes: int, bytes_max: int) -> None:
-    """Refuse an object that has more bytes than its reader takes."""
+    """Raise `ObjectTooLarge` if an object is larger than its reader accepts."""
     if size_bytes > bytes_max:
         raise ObjectTooLarge(
-            f"{key!r} in the blob store has {size_bytes} bytes, and what leads to it allows "
-            f"{bytes_max}: it is not read. No writer of Everlong's stores that; find out who did."
+            f"{key!r} in the blob store has {size_bytes} bytes, but the ref to it allows "
+            f"{bytes_max}: it is not read. Everlong writes no such object; find its writer."
         )
 
 
 class FailedPuts:
-    """Keys whose last PUT failed. The store may hold the object all the same: only its answer was lost.
+    """Keys whose last PUT failed. The store may still hold the object, if only its answer was lost.
 
-    It keeps the newest 1,000, since most keys are not put again.
+    Only the newest 1,000 keys are kept, since most keys are not put again.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class FailedPuts:
         return key in self._keys
 
     def add(self, key: str) -> None:
-        """Remember a key; the oldest is dropped if there are too many."""
+        """Remember a key, and drop the oldest key above the bound."""
         with self._lock:
             self._keys[key] = None
             self._keys.move_to_end(key)
@@ -126,14 +126,12 @@ def check_key(key: str) -> str:
     return key
 
 
-# Listing a part of a store, in the order of its keys.
-#
-# A store that lists in order can be listed in several streams at once, and a listing that was cut off
-# goes on after the last key. A store that cannot is listed in one stream.
+# Range listings. A store that lists in key order can be listed in several streams at once, and an
+# interrupted listing continues after its last key. Any other store is listed in one stream.
 
 
 class OutOfOrder(Exception):
-    """A store returned keys that are out of order or out of range. Its ranges prove nothing."""
+    """A store returned keys out of order or out of range, so its range listings prove nothing."""
 
 
 @runtime_checkable
@@ -142,25 +140,24 @@ class RangeLister(Protocol):
 
     @property
     def lists_ranges(self) -> bool:
-        """Whether the store behind it lists in order."""
+        """Whether the store, or the store that it wraps, lists in key order."""
         ...
 
     def list_range(self, folder: str, after: str, before: str) -> AsyncGenerator[BlobInfo, None]:
         """Yield the objects of a folder with `after < key < before`, in the order of their keys.
 
-        Raises `OutOfOrder` on the first key that shows that the store does not keep to that.
+        Raises `OutOfOrder` at the first key that is out of order or out of range.
         """
         ...
 
 
 def get_range_lister(store: BlobStore) -> RangeLister | None:
-    """Return a store as one that lists ranges; None if it cannot."""
+    """Return the store as a `RangeLister`; None if it cannot list ranges."""
     return store if isinstance(store, RangeLister) and store.lists_ranges else None
 
 
-# Files into a store: what is too large to hold in memory, such as an archive.
-#
-# A store that can takes the file from disk. Any other gets its bytes, up to what an object may hold.
+# Uploads of files that are too large for memory, such as archives. A `FileUploader` reads the file from
+# disk itself. Any other store receives the bytes, up to the size limit of an object.
 
 
 @runtime_checkable
@@ -168,19 +165,19 @@ class FileUploader(Protocol):
     """A `BlobStore` that stores a file without reading it into memory."""
 
     async def put_file(self, key: str, path: Path) -> None:
-        """Store what is in a file; when this returns, it is durable."""
+        """Store the content of a file; when this returns, it is durable."""
         ...
 
 
 async def put_file(store: BlobStore, key: str, path: Path) -> None:
-    """Store what is in a file; when this returns, it is durable."""
+    """Store the content of a file; when this returns, it is durable."""
     if isinstance(store, FileUploader):
         await store.put_file(key, path)
         return
     size_bytes = (await asyncio.to_thread(path.stat)).st_size
     if size_bytes > limits.OBJECT_BYTES_MAX:
         raise ObjectTooLarge(
-            f"blob {key!r} would have {size_bytes} bytes, and {store!r} takes files only by way of "
-            f"memory, up to {limits.OBJECT_BYTES_MAX}. Give that store a `put_file` of its own."
+            f"blob {key!r} would have {size_bytes} bytes, and {store!r} takes files only through "
+            f"memory, up to {limits.OBJECT_BYTES_MAX}. Implement `put_file` in that store."
         )
     await store.put(key, await asyncio.to_thread(path.read_bytes))

@@ -1,7 +1,7 @@
-"""Who reads what: bytes and cache hits of one resume or one step, and every call to a store.
+"""Instrumentation of stores: counts the reads of one resume or step, and reports every call to a store.
 
-Whoever wants to know what it reads sets `READS`. Tasks that it starts count for it too, since they
-begin with a copy of its context.
+A caller that wants its reads counted sets `READS`. Reads of the tasks that it starts count too, since a
+task begins with a copy of its creator's context.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from everlong.storage.base import (
 
 @dataclasses.dataclass
 class Reads:
-    """What was read from a store and its cache."""
+    """Counters of reads from a store and its cache."""
 
     blobs: int = 0
-    """Refs that were followed."""
+    """Number of refs that were followed."""
     held: int = 0
-    """Payloads that would be large in a history if they were plain: refs, and large inline values."""
+    """Number of payloads that would be large in a history if plain: refs, and large inline values."""
     bytes: int = 0
-    """Read from the store."""
+    """Bytes read from the store."""
     hits: int = 0
     misses: int = 0
     seconds: float = 0.0
-    """What payloads that lie in the store took to decode."""
+    """Time to decode the payloads that are in the store."""
     stored: set[str] | None = None
-    """Keys of the packs of a journal that were new; None where writes are not noted."""
+    """Keys of journal packs that were new; None if writes are not counted."""
     repeated_bytes: int = 0
-    """Where they are: bytes of packs that were in the store already."""
+    """Bytes of journal packs that the store already had, if writes are counted."""
 
 
 READS: Final[contextvars.ContextVar[Reads | None]] = contextvars.ContextVar("READS", default=None)
@@ -49,7 +49,7 @@ READS: Final[contextvars.ContextVar[Reads | None]] = contextvars.ContextVar("REA
 
 @contextlib.contextmanager
 def count_reads(*, writes: bool = False) -> Iterator[Reads]:
-    """Count what the body reads and, with `writes`, which packs it stores."""
+    """Count the reads of the body and, with `writes`, record the packs that it stores."""
     reads = Reads(stored=set() if writes else None)
     token = READS.set(reads)
     try:
@@ -59,11 +59,11 @@ def count_reads(*, writes: bool = False) -> Iterator[Reads]:
 
 
 CallObserver: TypeAlias = Callable[[str, float, BaseException | None], None]
-"""Told of each call: the operation, how long it took, and what it raised."""
+"""Called after each call to a store, with the operation, its seconds, and its error."""
 
 
 class InstrumentedBlobStore:
-    """A `BlobStore` in front of another that tells of each call to it."""
+    """A wrapper around a `BlobStore` that reports each call to a `CallObserver`."""
 
     def __init__(self, store: BlobStore, on_call: CallObserver) -> None:
         self._store = store
@@ -138,9 +138,9 @@ class InstrumentedBlobStore:
 
 
 def describe_outcome(error: BaseException | None) -> str:
-    """Return how a call ended, in a word that there are few of."""
+    """Return the outcome of a call, as one of four words that serve as a metric label."""
     match error:
-        case None | GeneratorExit():  # Whoever lists may have seen enough.
+        case None | GeneratorExit():  # The caller may stop a listing early.
             return "ok"
         case BlobMissing():
             return "missing"

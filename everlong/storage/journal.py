@@ -31,8 +31,7 @@ from everlong.models import (
     seq_after,
 )
 from everlong.models.journal import Body
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore, gather_bounded
+from everlong.storage.pack_store import PackStore, gather_bounded, object_key
 from everlong.storage.segments import (
     MESSAGE_KINDS,
     SegmentStore,

@@ -1,4 +1,4 @@
-"""Blobs in this process's memory, for tests and for trying things out."""
+"""In-memory blob store, for tests and trials."""
 
 from collections.abc import AsyncIterator, Iterable
 
@@ -7,7 +7,7 @@ from everlong.storage.base import BlobInfo, check_key
 
 
 class MemoryBlobStore:
-    """A `BlobStore` that is gone with its process."""
+    """A `BlobStore` whose objects are lost when its process ends."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -27,7 +27,7 @@ class MemoryBlobStore:
             return self._objects[check_key(key)]
         except KeyError:
             raise BlobMissing(
-                f"blob {key!r} is not in {self!r}; it ended with its process"
+                f"blob {key!r} is not in {self!r}, which keeps objects only until its process ends"
             ) from None
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:

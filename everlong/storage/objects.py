@@ -20,8 +20,6 @@ import zstandard
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, KeyMissing, ObjectTooLarge, UnknownVersion
-from everlong.models import Ref
-from everlong.models import thread_key as thread_key
 from everlong.storage.keys import INLINE_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
 
 P = ParamSpec("P")
@@ -51,21 +49,6 @@ JOURNAL_LEVEL: Final = 8
 # thread at a time, so each thread keeps its own. Only threads that work on bytes have one: the event
 # loop's and the pools of `threads`.
 _THREAD: Final = threading.local()
-_LAYOUT: Final = "v1"
-
-
-# Where payloads lie whose thread nobody knows.
-NO_THREAD: Final = thread_key("", "")
-
-
-def thread_prefix(thread: str) -> str:
-    """Return the listing prefix of all objects of a thread."""
-    return f"{_LAYOUT}/{thread}/"
-
-
-def object_key(ref: Ref) -> str:
-    """Return the store key of what a ref names."""
-    return f"{thread_prefix(ref.thread)}{ref.digest}.pack"
 
 
 def seal(plaintext: bytes, keys: Keys | None = None) -> bytes:

@@ -20,13 +20,13 @@ from everlong.errors import (
     RefRefused,
     UnknownVersion,
 )
-from everlong.models import Kind, Ref, make_printable
+from everlong.models import Kind, Ref, make_printable, thread_key
 from everlong.storage import open_store
 from everlong.storage.base import BlobStore, FailedPuts, get_bounded
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.instrumented import READS, CallObserver, InstrumentedBlobStore
 from everlong.storage.keys import Keyring, Keys, KeySource
-from everlong.storage.objects import JOURNAL_LEVEL, run_in_thread, thread_prefix
+from everlong.storage.objects import JOURNAL_LEVEL, run_in_thread
 from everlong.storage.packs import (
     DICTIONARY_BYTES_MAX,
     ENVELOPE_BYTES_MAX,
@@ -44,6 +44,8 @@ from everlong.storage.packs import (
 from everlong.storage.quarantine import RestoringBlobStore
 
 T = TypeVar("T")
+
+_LAYOUT: Final = "v1"
 
 READ_OBSERVER: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar(
     "everlong_asked", default=None
@@ -73,6 +75,25 @@ _DICTIONARY_STORED_BYTES_MAX: Final = 256 * limits.KIB
 # The largest pack that is ever written.
 _PACK_BYTES_MAX: Final = compute_stored_bytes_max(limits.OBJECT_BYTES_MAX)
 _RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
+
+
+# Payloads of an unknown thread are stored under this one.
+NO_THREAD: Final = thread_key("", "")
+
+
+def thread_prefix(thread: str) -> str:
+    """Return the listing prefix of all objects of a thread."""
+    return f"{_LAYOUT}/{thread}/"
+
+
+def pack_key(thread: str, name: bytes) -> str:
+    """Return the store key of a pack."""
+    return f"{thread_prefix(thread)}{name.hex()}.pack"
+
+
+def object_key(ref: Ref) -> str:
+    """Return the store key of the pack that a ref names."""
+    return f"{thread_prefix(ref.thread)}{ref.digest}.pack"
 
 
 @runtime_checkable
@@ -651,11 +672,6 @@ def _with_dictionary(contents: Contents, reading: ReadResult) -> Contents:
         dictionary=Extent(1, 0, len(reading.data)),
         dictionary_data=reading.data,
     )
-
-
-def pack_key(thread: str, name: bytes) -> str:
-    """Return the store key of a pack."""
-    return f"{thread_prefix(thread)}{name.hex()}.pack"
 
 
 def _counts_as_written(key: str, size_bytes: int, *, is_new: bool) -> bool:

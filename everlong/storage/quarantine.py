@@ -1,8 +1,8 @@
-"""Quarantine: where a sweep puts what it takes, until it is deleted for good (docs/retention.md).
+"""Quarantine: holds the objects that a sweep removed, until they are deleted (docs/retention.md).
 
-A copy's key tells what it is a copy of and since when. No two moves write the same key, so whoever
-deletes an old copy cannot meet one that is being made. A read that misses an object looks here, and
-puts it back.
+The key of a copy names the original key and the time of the move. No two moves write the same key, so a
+process that deletes an old copy never deletes a copy that another process is writing. A read that misses
+an object looks for a copy here, and restores it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from everlong.storage.instrumented import CallObserver
 
 PREFIX: Final = "quarantine/"
 _COPY: Final = re.compile(rf"{PREFIX}(?P<key>.+)\.(?P<ms>[0-9]{{13}})-(?P<sweep>[0-9a-f]{{8}})")
-# What a sweep may take. Everything else is missing if it is missing.
+# Prefixes that a sweep may remove. Objects elsewhere are never looked up in quarantine.
 _SWEPT: Final = ("v1/", "archive/")
 _LOG: Final = logging.getLogger(__name__)
 
@@ -35,20 +35,20 @@ class Copy:
     """A quarantined object."""
 
     key: str
-    """Where it lies now."""
+    """Key of the copy."""
     original: str
-    """Where it lay."""
+    """Key of the object that was moved."""
     quarantined_ms: int
     size_bytes: int
 
 
 def build_copy_key(original: str, quarantined_ms: int, sweep_id: str) -> str:
-    """Return where a sweep puts an object that it takes."""
+    """Return the key of the copy that a sweep makes of an object."""
     return f"{PREFIX}{original}.{quarantined_ms:013d}-{sweep_id}"
 
 
 def parse_copy(info: BlobInfo) -> Copy | None:
-    """Return what a listed object is a copy of; None if it is none."""
+    """Parse a listed object as a copy; None if its key is not one of a copy."""
     found = _COPY.fullmatch(info.key)
     if found is None:
         return None
@@ -63,11 +63,11 @@ async def list_copies(store: BlobStore, original: str) -> list[Copy]:
 
 
 async def quarantine(store: BlobStore, original: str, data: bytes | None, copy: str) -> bool:
-    """Move an object; return whether it was moved. Without its bytes it goes by way of a file.
+    """Move an object; return whether it was moved. If `data` is None, it is copied through a file.
 
-    It is deleted only once its copy has been read back. Whoever is killed in between leaves both.
-    Whoever was held up for long leaves both as well: others may have put the object back by now, and
-    be about to drop the copy.
+    The object is deleted only after its copy has been read back, so a process that is killed in between
+    leaves both. A move that was delayed for too long also leaves both: another process may have restored
+    the object since, and may be about to delete the copy.
     """
     if data is None:
         is_same = await _copy(store, original, copy)
@@ -86,7 +86,7 @@ async def quarantine(store: BlobStore, original: str, data: bytes | None, copy: 
 
 
 async def restore(store: BlobStore, copy: Copy) -> bool:
-    """Put an object back; return whether the copy was there. It stays, until its own time is over."""
+    """Restore an object; return whether the copy existed. The copy stays until its own retention ends."""
     try:
         if copy.size_bytes > limits.SWEEP_PART_BYTES:
             return await _copy(store, copy.key, copy.original)
@@ -97,7 +97,7 @@ async def restore(store: BlobStore, copy: Copy) -> bool:
 
 
 async def exists(store: BlobStore, key: str) -> bool:
-    """Tell whether there is an object."""
+    """Return whether an object exists."""
     try:
         await store.get_range(key, 0, 1)
     except BlobMissing:
@@ -116,7 +116,7 @@ async def _copy(store: BlobStore, key: str, to: str) -> bool:
 
 
 async def _read_parts(store: BlobStore, key: str, take: Callable[[bytes], object]) -> bytes:
-    """Have each part of an object be taken; return the digest of the whole."""
+    """Pass each part of an object to `take`; return the digest of the whole object."""
     digest, start = hashlib.sha256(), 0
     while part := await store.get_range(key, start, limits.SWEEP_PART_BYTES):
         take(part)
@@ -126,10 +126,10 @@ async def _read_parts(store: BlobStore, key: str, take: Callable[[bytes], object
 
 
 class RestoringBlobStore:
-    """A `BlobStore` in front of another that finds what has been quarantined. A hit costs nothing.
+    """A wrapper around a `BlobStore` that restores quarantined objects when they are read.
 
-    `called` is told of each object that was put back, as the operation `restore`. With `read_only`
-    nothing is put back.
+    A read of an object that is not in quarantine costs nothing. `on_call` is called for each restored
+    object, with the operation `restore`. With `read_only`, copies are read but not restored.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RestoringBlobStore:
 
     @property
     def inner(self) -> BlobStore:
-        """The store itself."""
+        """The wrapped store."""
         return self._store
 
     async def put(self, key: str, data: bytes) -> bool | None:
@@ -191,33 +191,33 @@ class RestoringBlobStore:
             for copy in await list_copies(self._store, key):
                 with contextlib.suppress(BlobMissing):
                     data = await read(copy.key)
-                    await self._put_back(copy)
+                    await self._restore_copy(copy)
                     return data
-            # Somebody else may have put it back since it was missed, and deleted the copy.
+            # Another process may have restored it since the miss, and deleted the copy.
             return await read(key)
         except BlobMissing:
             return None
         except StoreError:
-            # Whatever is wrong here, the object is missing: that is what its reader is told. But who
-            # only looks, as a sweep does, must not take it for lost.
+            # A reader gets the original error: the object is missing. But a read-only user, such as a
+            # sweep, must not conclude from a failed lookup that the object is lost.
             if self._read_only:
                 raise
             return None
 
-    async def _put_back(self, copy: Copy) -> None:
+    async def _restore_copy(self, copy: Copy) -> None:
         started = time.monotonic()
         if self._read_only:
             return
-        # Who may not write, to the store or to a temporary file, may still read.
+        # A process without write access, to the store or to temporary files, may still read.
         with contextlib.suppress(StoreError, OSError):
             if await restore(self._store, copy):
-                _LOG.warning("%r was read from quarantine and put back", copy.original)
+                _LOG.warning("%r was read from quarantine and restored", copy.original)
                 if self._on_call is not None:
                     self._on_call("restore", time.monotonic() - started, None)
 
 
 def unwrap_store(store: BlobStore) -> BlobStore:
-    """Return a store without the cache and what restores: a sweep has to see what is there."""
+    """Return a store without its cache and its restoring wrapper: a sweep needs its actual content."""
     while isinstance(store, CachedBlobStore | RestoringBlobStore):
         store = store.inner
     return store

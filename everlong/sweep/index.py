@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from everlong import limits
-from everlong.storage.objects import NO_THREAD
+from everlong.storage.pack_store import NO_THREAD
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from everlong import limits
 from everlong.errors import EverlongError, StoreUnavailable
 from everlong.storage import quarantine
 from everlong.storage.base import BlobInfo, BlobStore, OutOfOrder, RangeLister, get_range_lister
-from everlong.storage.objects import NO_THREAD, run_in_thread
-from everlong.storage.pack_store import PackStore, gather_bounded
+from everlong.storage.objects import run_in_thread
+from everlong.storage.pack_store import NO_THREAD, PackStore, gather_bounded
 from everlong.sweep.index import SweepIndex, with_progress
 from everlong.sweep.stored_index import read_key_id, unwrap_file, wrap_file
 

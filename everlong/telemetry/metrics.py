@@ -20,6 +20,7 @@ from opentelemetry.metrics import (
     get_meter_provider,
 )
 
+from everlong.storage.instrumented import describe_outcome
 from everlong.telemetry.spans import log_errors
 
 Labels: TypeAlias = Mapping[str, str]
@@ -385,3 +386,16 @@ class Meters:
             else self._meter.create_observable_gauge
         )
         create(name, [callback], unit=metric.unit, description=metric.description)
+
+
+def record_store_call(
+    meters: Meters, operation: str, seconds: float, error: BaseException | None
+) -> None:
+    """Record a call to the store."""
+    outcome = describe_outcome(error)
+    labels = {"operation": operation, "outcome": outcome}
+    meters.record("everlong.store.duration", seconds, labels)
+    if error is not None and outcome in ("error", "cancelled"):
+        # A cancelled call mostly took too long, so it counts as an error.
+        kind = type(error).__name__ if outcome == "error" else outcome
+        meters.add("everlong.store.errors", 1, {"operation": operation, "error": kind})

@@ -14,8 +14,8 @@ from temporalio.worker import Worker
 from everlong import EverlongPlugin, limits
 from everlong.codecs.refs import is_ref
 from everlong.embedded import TemporalServer
+from everlong.models import thread_key
 from everlong.storage.file import FileBlobStore
-from everlong.storage.objects import thread_key
 from tests.support.fake_stores import FlakyStore
 from tests.support.loop_workflows import (
     ACTIVITIES,

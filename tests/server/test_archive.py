@@ -33,8 +33,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import ArchiveNotFound, ControlRefused, ThreadEnded, ThreadNotFound
 from everlong.models import Kind, thread_key
 from everlong.storage import BlobStore
-from everlong.storage.objects import thread_prefix
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, thread_prefix
 from everlong.telemetry import Telemetry
 from tests.server.test_cli_threads import open_cli
 from tests.support.governed_agent import governed

@@ -21,8 +21,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import EntryNotFound, ThreadExists
 from everlong.models import Entry, Kind, ThreadStatus, thread_key
 from everlong.storage import BlobStore
-from everlong.storage.objects import thread_prefix
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, thread_prefix
 from tests.support.governed_agent import governed
 from tests.support.threads import Threads, open_threads
 

@@ -24,8 +24,7 @@ from everlong.models import Kind, Segment, SegmentRef, SweepOptions, SweepReport
 from everlong.policy import Retention
 from everlong.storage.base import BlobStore
 from everlong.storage.journal import Journal
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore, pack_key
+from everlong.storage.pack_store import PackStore, object_key, pack_key
 from everlong.sweep import Sweep
 from everlong.sweep.history_reader import Run, RunDescription
 from tests.support.journal_builder import entry

@@ -13,7 +13,8 @@ from temporalio.api.common.v1 import Payload, Payloads
 from everlong import limits
 from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.refs import PackRef
-from everlong.storage.objects import HEADER, thread_key
+from everlong.models import thread_key
+from everlong.storage.objects import HEADER
 from everlong.storage.pack_store import pack_key
 from everlong.storage.packs import FRAME_BYTES, MAGIC, _hash
 

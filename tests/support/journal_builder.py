@@ -2,10 +2,9 @@
 
 from typing import Final
 
-from everlong.models import Entry, Kind, Message, Segment, SegmentRef, build_entry
+from everlong.models import Entry, Kind, Message, Segment, SegmentRef, build_entry, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_payloads import noise
 

@@ -24,8 +24,7 @@ from everlong.models import Kind, SegmentRef, build_note, seq_after, thread_key
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import MESSAGE_KINDS, parse_compaction
 from tests.support.sample_archive import NAMESPACE, NOW_MS, Life, build_thread
 from tests.support.sample_payloads import flipped, noise

@@ -3,12 +3,11 @@
 import pytest
 
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
-from everlong.models import Kind, Message
+from everlong.models import Kind, Message, thread_key
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import PackStore, pack_key
 
 THREAD = thread_key("default", "ops-7")

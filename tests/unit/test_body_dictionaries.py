@@ -14,8 +14,7 @@ from everlong.errors import BlobCorrupt, BlobMissing
 from everlong.models import Kind, Ref, thread_key
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.packs import Pack
 
 THREAD: Final = thread_key("default", "ops-7")

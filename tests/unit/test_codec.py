@@ -30,10 +30,11 @@ from everlong.errors import (
     StoreUnavailable,
     UnknownVersion,
 )
+from everlong.models import thread_key
 from everlong.storage import objects, packs
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import NO_THREAD, seal, thread_key, thread_prefix
-from everlong.storage.pack_store import open_packs
+from everlong.storage.objects import seal
+from everlong.storage.pack_store import NO_THREAD, open_packs, thread_prefix
 from tests.support.fake_stores import CountingStore, FlakyStore
 from tests.support.sample_payloads import KEY_1, activity, noise, payload, stored, text, workflow
 

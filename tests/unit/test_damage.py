@@ -22,10 +22,10 @@ from everlong.errors import (
     RefRefused,
     UnknownVersion,
 )
+from everlong.models import thread_key
 from everlong.storage import keys as keys_module
 from everlong.storage import open_store
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import open_packs, pack_key
 from everlong.storage.packs import Pack
 from tests.support.sample_payloads import (

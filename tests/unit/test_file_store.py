@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from everlong.errors import ConfigError, StoreUnavailable, UnknownStoreScheme
-from everlong.models import Kind
+from everlong.models import Kind, thread_key
 from everlong.storage import file, open_store
 from everlong.storage.file import FileBlobStore
-from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import PackStore
 from everlong.storage.packs import Pack
 

@@ -12,11 +12,11 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs.offload import Offloader
 from everlong.codecs.refs import PackRef, parse_ref
 from everlong.errors import ConfigError, ObjectTooLarge, RefRefused, UnknownVersion
-from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, build_entry
+from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, build_entry, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import seal, thread_key
+from everlong.storage.objects import seal
 from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.packs import Contents, Extent, build_pack
 from everlong.storage.segments import serialize_segment
@@ -119,7 +119,8 @@ async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_t
     own = build_entry(2, Kind.MESSAGE, Message(role="user", text="x"), 0)
     text = serialize_segment(Segment(before=(head,), entries=(own,), shares=(victim,)))[0]
     offloader = Offloader(packs)
-    stored, _ = await offloader.write(other, Payload(metadata=metadata, data=text), text)
+    written, _ = await offloader.write(other, Payload(metadata=metadata, data=text), text)
+    stored = parse_ref(written)
     assert (await Offloader(packs).read(stored, learn=False)).data == text
     ref = Ref(
         thread=other,

@@ -25,8 +25,7 @@ from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import parse_segment, serialize_segment
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import (

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong import limits
-from everlong.models import Entry, Kind, SegmentRef, Totals, add_up
+from everlong.models import Entry, Kind, SegmentRef, Totals, add_up, thread_key
 from everlong.storage.journal import Journal
-from everlong.storage.objects import thread_key
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import append_entries, entry, journal, newest_segment, noisy
 

@@ -7,12 +7,11 @@ import pytest
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, RefRefused, ThreadError
-from everlong.models import Entry, Kind, Message, Segment, SegmentRef
+from everlong.models import Entry, Kind, Message, Segment, SegmentRef, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key, thread_key
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import serialize_segment
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import (

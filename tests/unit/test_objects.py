@@ -17,18 +17,11 @@ from everlong.errors import (
     ObjectTooLarge,
     UnknownVersion,
 )
-from everlong.models import Kind, Ref
+from everlong.models import Kind, Ref, thread_key
 from everlong.storage.keys import Keys
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import (
-    HEADER,
-    get_key_id,
-    object_key,
-    seal,
-    thread_key,
-    unseal,
-)
-from everlong.storage.pack_store import PackStore, open_packs
+from everlong.storage.objects import HEADER, get_key_id, seal, unseal
+from everlong.storage.pack_store import PackStore, object_key, open_packs
 from tests.support.sample_payloads import KEY_1, KEY_2, flipped, noise
 
 THREAD = thread_key("default", "ops-7")

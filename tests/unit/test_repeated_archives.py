@@ -18,8 +18,7 @@ from everlong.models import (
 )
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import parse_compaction
 from tests.support import fake_namespace
 from tests.support.sample_archive import NOW_MS, Life, build_thread

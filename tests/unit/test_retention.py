@@ -5,6 +5,7 @@ import pytest
 from everlong import limits
 from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.offload import Offloader
+from everlong.codecs.refs import parse_ref
 from everlong.policy import QUARANTINE_SECONDS_MIN, Retention, parse_retention, parse_seconds
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, pack_key
@@ -80,7 +81,7 @@ async def test_a_pack_without_own_bytes_is_rewritten_within_a_day() -> None:
     for number in range(2):  # Another worker's payloads go on from the whole, in its pack.
         await other.write(THREAD, payload(whole), whole)
         more = whole + noise(30_000, number)
-        inputs.append((await other.write(THREAD, payload(more), more))[0])
+        inputs.append(parse_ref((await other.write(THREAD, payload(more), more))[0]))
         other._memory.forget(THREAD)
     await worker.write(THREAD, payload(whole), whole)
     oldest = 0.0
@@ -90,5 +91,5 @@ async def test_a_pack_without_own_bytes_is_rewritten_within_a_day() -> None:
             # An activity reads its input: so the whole's pack is there, and the part's may be gone.
             await worker.read(inputs.pop(), learn=True)
         ref, _ = await worker.write(THREAD, part, part.data)  # A task that is tried again for days.
-        oldest = max(oldest, now - stored_at[pack_key(THREAD, ref.pack)])
+        oldest = max(oldest, now - stored_at[pack_key(THREAD, parse_ref(ref).pack)])
     assert 0 < oldest <= limits.ENCODER_PACK_SECONDS_MAX

@@ -17,8 +17,7 @@ from everlong.errors import ConfigError
 from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore, open_packs
+from everlong.storage.pack_store import PackStore, object_key, open_packs
 from everlong.sweep import Sweep
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
 from tests.support.sample_payloads import payload

@@ -12,8 +12,7 @@ from everlong.errors import StoreUnavailable
 from everlong.models import thread_key
 from everlong.storage import quarantine
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.quarantine import RestoringBlobStore, build_copy_key
 from everlong.sweep import quarantine_moves
 from everlong.sweep.index import SweepIndex

@@ -14,8 +14,7 @@ from everlong.errors import StoreUnavailable
 from everlong.models import Kind, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import PackStore, object_key
 from everlong.sweep import links
 from everlong.sweep.links import find_links, search
 from tests.support.fake_namespace import NAMESPACE, FakeNamespace, FakeRun

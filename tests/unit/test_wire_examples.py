@@ -14,9 +14,9 @@ from temporalio.converter import DataConverter
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.refs import ENCODING, parse_ref
+from everlong.models import thread_key
 from everlong.storage import keys
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import pack_key
 from everlong.storage.packs import build_contents, build_pack
 from tests.support.sample_payloads import KEY_1, stored, workflow
