@@ -86,7 +86,7 @@ async def quarantine(store: BlobStore, original: str, data: bytes | None, copy: 
 
 
 async def restore(store: BlobStore, copy: Copy) -> bool:
-    """Restore an object; return whether the copy existed. The copy stays until its own retention ends."""
+    """Restore an object; return whether the copy existed. The copy stays until its retention ends."""
     try:
         if copy.size_bytes > limits.SWEEP_PART_BYTES:
             return await _copy(store, copy.key, copy.original)
