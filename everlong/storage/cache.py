@@ -1,7 +1,7 @@
 """A cache in front of a blob store: this process's memory, then a directory that processes share.
 
-A name always stands for the same content, so what is cached never goes stale. The store behind is
-the truth: whatever is wrong with a tier is a miss, never an error and never other bytes.
+A name always stands for the same content, so cached objects never become stale. The wrapped store is
+authoritative: any fault of a tier is a miss, never an error and never wrong bytes.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from everlong.storage.base import (
 from everlong.storage.cache_disk import DiskTier
 from everlong.storage.instrumented import READS
 
-# What an object takes in memory beside its bytes and its key, 150 bytes as measured: so that many
-# small ones, even empty ones, are bounded too.
+# Memory of an entry in addition to its bytes and key: 150 bytes as measured. With this charge, many
+# small or even empty objects are bounded too.
 _ENTRY_BYTES: Final = 160
-# An object over a quarter of the memory would push out most of the others.
+# An object of more than a quarter of the memory would evict most others.
 _MEMORY_SHARES: Final = 4
 
 T = TypeVar("T")
@@ -35,22 +35,22 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class CacheStats:
-    """What a cache has done since it was made. Gets that share one read count as one."""
+    """Counters of a cache since it was created. Gets that share one read count as one."""
 
     memory_hits: int
     disk_hits: int
     misses: int
-    """Reads that were passed on to the store, of ranges too."""
+    """Reads passed on to the store, including reads of ranges."""
     bytes_read_from_store: int
     memory_bytes: int
-    """What the memory tier holds now, with what its entries themselves take."""
+    """Size of the memory tier now, with the overhead of its entries."""
 
 
 class CachedBlobStore:
-    """A `BlobStore` in front of another. Any OS thread and any event loop may use it.
+    """A `BlobStore` that caches another. Any OS thread and any event loop may use it.
 
-    What was deleted through it, it does not give again, unless from a disk that refuses to delete.
-    Another process may give it, from its memory.
+    An object that was deleted through it is not returned again, unless the disk refuses the deletion.
+    Another process may still return the object from its own memory.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CachedBlobStore:
 
     @property
     def inner(self) -> BlobStore:
-        """The store behind the cache, for who has to see that itself."""
+        """The wrapped store, for callers that need its actual content."""
         return self._store
 
     async def put(self, key: str, data: bytes) -> bool | None:
@@ -87,7 +87,7 @@ class CachedBlobStore:
         return is_new
 
     async def put_file(self, key: str, path: Path) -> None:
-        """See `FileUploader`. It is not kept: what comes as a file is read in ranges."""
+        """See `FileUploader`. Files are not cached: they are read in ranges."""
         await put_file(self._store, check_key(key), path)
         await self.forget([key])
 
@@ -114,7 +114,7 @@ class CachedBlobStore:
         return data
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See `BlobStore`. What is read from the store is not kept: it is not the whole object."""
+        """See `BlobStore`. A range is not cached: it is not the whole object."""
         data = self._memory.get(check_key(key))
         if data is None and self._disk is not None:
             data = await self._lookups.join(key, self._deletes, lambda: self._look_up(key))
@@ -132,14 +132,14 @@ class CachedBlobStore:
         return self._store.list(prefix)
 
     async def delete(self, keys: Iterable[str]) -> None:
-        """See `BlobStore`. What cannot be deleted for sure is not kept either."""
+        """See `BlobStore`. Cached copies are dropped even if the deletion fails."""
         gone = [check_key(key) for key in keys]
         try:
             await self._store.delete(gone)
         finally:
-            # Somebody may be reading what is deleted here, and keep it later. So there is a count
-            # before each tier: who began before it sees it after keeping, and undoes that; who
-            # begins after it finds nothing any more in what lies behind that tier.
+            # A concurrent read may cache an object after it was deleted here. So a counter is raised
+            # before each tier is cleared. A read that began before sees the change after it has cached
+            # the object, and removes it. A read that begins later finds nothing behind that tier.
             self._count(deletes=1)
             try:
                 if self._disk is not None:
@@ -149,7 +149,7 @@ class CachedBlobStore:
                 self._memory.remove(gone)
 
     async def forget(self, keys: Iterable[str]) -> None:
-        """Drop what is cached of these, and nothing from the store: a reader found it damaged."""
+        """Drop cached copies, after a reader found one damaged. The store is not changed."""
         gone = [check_key(key) for key in keys]
         self._count(deletes=1)
         if self._disk is not None:
@@ -184,7 +184,7 @@ class CachedBlobStore:
         return data
 
     async def _look_up(self, key: str) -> bytes | None:
-        """Return what is on disk, and keep it in memory."""
+        """Return an object from the disk tier, and cache it in memory."""
         if self._disk is None:
             return None
         deletes = self._deletes
@@ -216,7 +216,7 @@ class CachedBlobStore:
 
 
 def _record_read(*, hits: int = 0, misses: int = 0, size_bytes: int = 0) -> None:
-    """Tell whoever counts what it reads. Of those who share one read, the first does."""
+    """Add to the read counters of the current context. A shared read counts for its first caller."""
     reads = READS.get()
     if reads is not None:
         reads.hits += hits
@@ -225,7 +225,7 @@ def _record_read(*, hits: int = 0, misses: int = 0, size_bytes: int = 0) -> None
 
 
 async def _run_briefly(work: Callable[..., T], *arguments: Any) -> T | None:
-    """Use the disk, but do not wait for a slow one: the store behind has a time of its own."""
+    """Use the disk with a short timeout: a slow disk must not use up the time of the store."""
     try:
         async with asyncio.timeout(limits.CACHE_SECONDS_MAX):
             return await asyncio.to_thread(work, *arguments)
@@ -234,7 +234,7 @@ async def _run_briefly(work: Callable[..., T], *arguments: Any) -> T | None:
 
 
 class _SharedRead(Generic[T]):
-    """One read, and how many wait for it."""
+    """One read, with the number of its waiters."""
 
     task: asyncio.Task[T]
 
@@ -243,61 +243,61 @@ class _SharedRead(Generic[T]):
 
 
 class _SharedReads(Generic[T]):
-    """Reads under way, each shared by all who ask for the same in the same event loop."""
+    """Reads in progress, each shared by all callers of the same event loop that want the same object."""
 
     def __init__(self) -> None:
-        self._flights: dict[tuple[object, str, int], _SharedRead[T]] = {}
+        self._in_progress: dict[tuple[object, str, int], _SharedRead[T]] = {}
 
     async def join(self, key: str, since: int, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `read` gives, or what one that is under way since the same count gives.
+        """Return the result of `read`, or of a read in progress with the same key and delete count.
 
-        The read goes on until nobody waits for it any more; then it is cancelled and awaited.
+        A read whose last waiter was cancelled is cancelled and awaited.
         """
         slot = (asyncio.get_running_loop(), key, since)
-        flight = self._flights.get(slot)
-        if flight is None:
-            # Registered first: a task may run to its end before it is returned, if it is eager.
-            flight = self._flights[slot] = _SharedRead()
-            flight.task = asyncio.create_task(self._fly(slot, flight, read))
-            flight.task.add_done_callback(_consume_error)
-        task = flight.task
-        flight.waiters += 1
+        shared = self._in_progress.get(slot)
+        if shared is None:
+            # Registered first: an eager task may finish before `create_task` returns.
+            shared = self._in_progress[slot] = _SharedRead()
+            shared.task = asyncio.create_task(self._fly(slot, shared, read))
+            shared.task.add_done_callback(_consume_error)
+        task = shared.task
+        shared.waiters += 1
         try:
-            # Unlike an await of the task, this does not cancel it.
+            # Unlike awaiting the task, this does not cancel it when the waiter is cancelled.
             await asyncio.wait([task])
             return task.result()
         finally:
-            flight.waiters -= 1
-            if not flight.waiters and not task.done():
-                self._end(slot, flight)
+            shared.waiters -= 1
+            if not shared.waiters and not task.done():
+                self._end(slot, shared)
                 task.cancel()
                 await asyncio.wait([task])
 
     async def _fly(
         self,
         slot: tuple[object, str, int],
-        flight: _SharedRead[T],
+        shared: _SharedRead[T],
         read: Callable[[], Coroutine[Any, Any, T]],
     ) -> T:
         try:
             return await read()
         finally:
-            self._end(slot, flight)
+            self._end(slot, shared)
 
-    def _end(self, slot: tuple[object, str, int], flight: _SharedRead[T]) -> None:
-        """Let nobody join any more. One that was given up may have a successor already."""
-        if self._flights.get(slot) is flight:
-            del self._flights[slot]
+    def _end(self, slot: tuple[object, str, int], shared: _SharedRead[T]) -> None:
+        """Stop further joins. A cancelled read may already have a successor in its slot."""
+        if self._in_progress.get(slot) is shared:
+            del self._in_progress[slot]
 
 
 def _consume_error(task: asyncio.Task[Any]) -> None:
-    """Take an error that nobody waited for, so that asyncio does not report it as lost."""
+    """Retrieve an error that has no waiter, so that asyncio does not log it as lost."""
     if not task.cancelled():
         task.exception()
 
 
 class _MemoryTier:
-    """Whole objects, the least recently used forgotten first."""
+    """LRU cache of whole objects, bounded in bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -1,7 +1,7 @@
 """The disk tier of the cache: whole objects in a directory that several processes share.
 
-A file holds a checksum of its key and content, so one that is damaged, cut short or another's is a
-miss, and is removed. Any file may vanish at any time. Nothing is synced: it is a cache.
+A file holds a checksum of its key and content, so a file that is damaged, truncated or of another key is
+a miss, and is removed. Any file may vanish at any time. Nothing is synced: it is a cache.
 """
 
 import contextlib
@@ -19,27 +19,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-# The layout of the directory. Another layout gets another name, and the two never meet.
+# Version of the directory's layout. Each version has its own directory, so layouts never mix.
 _LAYOUT: Final = "cache-1"
 _CHECKSUM_BYTES: Final = 32
-# A file counts as the blocks that it takes on most disks, and as 1/131,072 of the bound at least:
-# a scan of that many files takes about 1 s and 33 MB (7 us and 250 bytes each, as measured).
+# A file is charged the blocks that it takes on most disks, and at least 1/131,072 of the bound: a scan
+# of 131,072 files takes about 1 s and 33 MB (7 us and 250 bytes each, as measured).
 _BLOCK_BYTES: Final = 4096
 _FILES_MAX: Final = 1 << 17
-# Where there is no room, the oldest files are deleted down to 4/5 of the bound.
+# When the bound is reached, the oldest files are deleted down to 4/5 of it.
 _FIFTHS_KEPT: Final = 4
-# A process sees what others have written when it scans: after each 1/20 of the bound that it has
-# written itself, and when its last scan is 10 minutes old. Alone it keeps the bound. Each further
-# process may exceed it by 1/20, or by one object, if that is larger: 4 processes by 15%, 10% as
-# measured.
+# A process sees the files of other processes when it scans: after each 1/20 of the bound that it wrote
+# itself, and when its last scan is 10 minutes old. A single process keeps the bound. Each further
+# process may exceed it by 1/20, or by one object if that is larger: 4 processes by 15%, measured 10%.
 _SCANS: Final = 20
 _SCAN_SECONDS: Final = 600.0
-# A hit makes a file young again, but not more than once a minute.
+# A hit renews a file's modification time, at most once a minute.
 _REFRESH_SECONDS: Final = 60.0
-# A writer that was killed leaves its file behind; one that is older than an hour belongs to nobody.
+# A killed writer leaves its scratch file behind; a scratch file older than an hour is abandoned.
 _SCRATCH_SECONDS_MAX: Final = 3600.0
 _REPORT_SECONDS: Final = 60.0
-# What is wrong with one file, so that another in its place may serve.
+# Faults of a single file: it is removed, so that a new file can take its place.
 _FILE_FAULTS: Final = {errno.EACCES, errno.EIO, errno.ELOOP, errno.ENXIO}
 
 logger = logging.getLogger(__name__)
@@ -59,12 +58,12 @@ class DiskTier:
         self._scanning = threading.Lock()
         self._scanned_at = -math.inf
         self._reported_at = -math.inf
-        self._room = 0  # What may be written before the next scan.
-        self._pending = 0  # What is being written now; a scan may not see it.
+        self._room = 0  # Bytes that may be written before the next scan.
+        self._pending = 0  # Bytes that are being written now, which a scan may miss.
         self.hits = 0
 
     def read(self, key: str) -> bytes | None:
-        """Return the object, or None if it is not here as it was written."""
+        """Return the object, or None if it is missing or damaged."""
         path = self._path(key)
         try:
             if not self._opened:
@@ -85,7 +84,7 @@ class DiskTier:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Keep the object, if there is room for it or room can be made."""
+        """Cache the object, if it fits or can be made to fit."""
         size_bytes = _CHECKSUM_BYTES + len(data)
         charge = self._charge(size_bytes)
         if charge > self._bytes_kept:
@@ -106,7 +105,7 @@ class DiskTier:
             self._report(error)
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Forget the objects."""
+        """Remove the objects."""
         for key in keys:
             self._remove(self._path(key))
 
@@ -115,9 +114,9 @@ class DiskTier:
         return self._root / name[:2] / name[2:]
 
     def _open(self) -> None:
-        """Make the directory, and see that it is for this user alone.
+        """Create the directory, and check that only this user has access.
 
-        Once it has been there, `disk` itself is not made again: it may be a mount that has gone.
+        After the first time, `disk` itself is not created again: it may be an unmounted volume.
         """
         if not self._opened:
             self._disk.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,9 +163,9 @@ class DiskTier:
             self._report(error)
 
     def _reserve(self, charge: int) -> bool:
-        """Take `charge` from the room that is left, after a scan if one is due.
+        """Take `charge` from the remaining room, after a scan if one is due.
 
-        While another OS thread scans there is no room: what it might not see is not written.
+        While another OS thread scans, there is no room: its scan might miss a file written now.
         """
         with self._lock:
             if charge <= self._room and time.monotonic() - self._scanned_at < _SCAN_SECONDS:
@@ -231,7 +230,7 @@ class DiskTier:
                 return
             self._reported_at = now
         logger.warning(
-            "the cache on disk, %s, is passed over: %s. The store serves without it. Check that the "
+            "the disk cache %s is not used: %s. Reads go to the store instead. Check that the "
             "directory exists, that this user may write to it, and that the disk is not full.",
             self._disk,
             error.strerror or error,
@@ -239,7 +238,7 @@ class DiskTier:
 
 
 def _compute_checksum(key: str, data: bytes) -> bytes:
-    # No key holds a zero byte, so no two pairs of key and content are the same text.
+    # No key holds a zero byte, so two different pairs of key and content never give the same input.
     checksum = hashlib.sha256(f"{key}\0".encode())
     checksum.update(data)
     return checksum.digest()
@@ -255,7 +254,7 @@ def _create(path: Path) -> int:
 
 
 def _is_there(path: Path, checksum: bytes, size_bytes: int) -> bool:
-    """Whether this was written before. Whether it is whole is seen when it is read."""
+    """Return whether the object was written before. A read checks whether it is complete."""
     try:
         with io.FileIO(path, opener=_open_plain) as file:
             status = os.fstat(file.fileno())
@@ -264,20 +263,20 @@ def _is_there(path: Path, checksum: bytes, size_bytes: int) -> bool:
             _refresh(file.fileno(), status)
             return True
     except OSError:
-        # Mostly it is not there. What else may be wrong shows when it is written.
+        # Mostly the file does not exist. Any other fault appears again when it is written.
         return False
 
 
 def _refresh(descriptor: int, status: os.stat_result) -> None:
-    """Make a file young again. One from the future too, which would outlive all others."""
+    """Renew a file's modification time, also one in the future, which would outlive all others."""
     if abs(time.time() - status.st_mtime) > _REFRESH_SECONDS:
-        # On a disk that can only be read; the object is served all the same.
+        # Ignored on a read-only disk: the object is returned anyway.
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
 
 def _walk(root: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """Yield the files of each directory in `root`, but for those that vanish meanwhile."""
+    """Yield the files of each directory in `root`. Files that vanish meanwhile are skipped."""
     with os.scandir(root) as directories:
         for directory in directories:
             if not directory.is_dir(follow_symlinks=False):

@@ -1,4 +1,7 @@
-"""Packs in a blob store: writing them, and reading them back checked."""
+"""Pack store: writes packs to a blob store, and reads them back checked.
+
+It bounds what a read fetches before it fetches it: refs and manifests may be forged.
+"""
 
 import asyncio
 import collections
@@ -50,26 +53,28 @@ _LAYOUT: Final = "v1"
 READ_OBSERVER: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar(
     "everlong_asked", default=None
 )
-"""Told what is about to be read, in words with its name in them, also if it is then found in memory. So
-a sweep hears of refs that some other codec hides."""
+"""Called with the pack store and a description of each object before it is read, even if the object is
+then found in memory. A sweep finds the refs that a foreign codec hides this way."""
 
-# Plaintext of parsed bodies, over all threads: objects in memory take some times as much. A step of a
-# thread whose context has 64 KiB reads about that much.
+# Plaintext of parsed bodies, over all threads. The parsed objects take several times as much memory. A
+# step of a thread with a context of 64 KiB reads about 64 KiB of bodies.
 _PARSED_BYTES_MAX: Final = 8 * limits.MIB
 _PARSED_ENTRY_BYTES: Final = 500
-# A writer uses at least a quarter of each pack that it points to, so a source has no larger stream.
+# A writer uses at least a quarter of each pack that it refers to (limits.SPARSE_RATIO), so the stream
+# of a source is at most 4 times the bytes that are used of it.
 _SOURCE_FACTOR: Final = int(1 / limits.SPARSE_RATIO)
 # Bounds of sources are rounded up to this, so that most reads of one pack share a fetch.
 _BOUND_STEP_BYTES: Final = 512 * limits.KIB
-# Sources that are fetched at the same time have no more bytes than this; a larger one is fetched alone.
+# Bound on the sources that are fetched at the same time. A larger source is fetched alone.
 _FETCHED_BYTES_MAX: Final = 64 * limits.MIB
-# What sources are taken to have of metadata by a server with a budget.
+# Metadata that a server with a budget allows for each source.
 _SMALL_ENVELOPE_BYTES: Final = 64 * limits.KIB
-# What a read reserves of a server's budget beside 5 times the data (4 of sources, and its own pack): the
-# heads of up to 88 packs, of which each has some KiB.
+# A read reserves 5 times its data of a server's budget (its own pack, and 4 times for the sources), and
+# these bytes for the heads of up to 88 packs of some KiB each.
 _HEADS_BYTES: Final = 8 * limits.MIB
-# A body is compressed with a dictionary if that leaves at most this share of it. The packs of the
-# dictionary have at most so many stored bytes: servers fetch 512 KiB for a source that no extent uses.
+# A body is compressed with a dictionary only if that reduces it to this share or less. The packs of
+# the dictionary have at most this many stored bytes: servers fetch up to 512 KiB for a source without
+# extents.
 _DICTIONARY_RATIO_MAX: Final = 2 / 3
 _DICTIONARY_STORED_BYTES_MAX: Final = 256 * limits.KIB
 # The largest pack that is ever written.
@@ -98,24 +103,24 @@ def object_key(ref: Ref) -> str:
 
 @runtime_checkable
 class _EvictableCache(Protocol):
-    """A store that keeps copies, and can be told that one of them is bad."""
+    """A store that keeps copies, and can drop a damaged one."""
 
     async def forget(self, keys: Sequence[str]) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadResult:
-    """A pack that was read, those that it points to, and the data that they give."""
+    """A pack that was read, the packs that it refers to, and their data."""
 
     pack: Pack
     sources: list[Pack]
     extents: list[Extent]
-    """All of the data: source 0 is the pack itself, and source n the n-th of `sources`."""
+    """Extents of all of the data. Source 0 is the pack itself, source n the n-th of `sources`."""
     data: bytes = dataclasses.field(repr=False)
 
 
 class _ParsedBody(NamedTuple):
-    """What a body says. It holds for one object in memory, and for equal bytes only after a check."""
+    """A parsed body. It is valid for one object in memory; equal bytes must be checked first."""
 
     stored: bytes
     size_bytes: int
@@ -124,7 +129,7 @@ class _ParsedBody(NamedTuple):
 
 
 class _ParsedBodyCache:
-    """Bodies that were read and checked before, the least recently used forgotten first.
+    """LRU cache of bodies that were read and checked.
 
     A step reads the newest segments of a journal several times, and the next step reads them again.
     """
@@ -161,18 +166,22 @@ class _ParsedBodyCache:
 
 @dataclasses.dataclass
 class WriteStats:
-    """What this process wrote to journals: segments, bodies of messages, and snapshots."""
+    """Counters of journal writes by this process: segments, message bodies and snapshots."""
 
     payload_bytes: int = 0
-    """Before compression, repeats included."""
+    """Bytes before compression, repeats included."""
     repeated_bytes: int = 0
-    """Those of packs that the store had already."""
+    """Bytes before compression of packs that the store already had."""
     written_bytes: int = 0
-    """By how much the store grew."""
+    """Growth of the store."""
 
 
 class ByteBudget:
-    """Bytes that work under way may take together. Those who wait are served in order."""
+    """A semaphore that counts bytes, shared by concurrent work. Waiters are served in order.
+
+    Each task reserves once, before it begins, and waits for nothing else of the same budget while it
+    holds its share. Therefore tasks cannot deadlock.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -181,7 +190,7 @@ class ByteBudget:
 
     @contextlib.asynccontextmanager
     async def reserve(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold a share meanwhile. What is larger than the whole budget takes all of it, alone."""
+        """Hold a share during the body. A larger size than the budget takes all of it, alone."""
         share = min(size_bytes, self.bytes_max)
         await self._take(share)
         try:
@@ -218,13 +227,13 @@ class ByteBudget:
 
 
 class PackStore:
-    """Reads and writes packs of all threads. It keeps counters, and bodies that it has parsed.
+    """Reads and writes the packs of all threads. It keeps counters, and a cache of parsed bodies.
 
-    Where a keyring is given everything that is written is sealed, and what is not sealed is refused,
-    unless `accept_unsealed` is set for the time in which older histories still name such packs.
+    With a keyring, everything is sealed when written, and unsealed objects are refused when read. Set
+    `accept_unsealed` while older histories still refer to unsealed packs.
 
-    With a `budget`, reads at the same time hold no more stored bytes than that, and a read that needs
-    more by itself is refused. A server has one, since others decide what it reads.
+    With a `budget`, concurrent reads together hold no more stored bytes than the budget, and a single
+    read that needs more is refused. A server has a budget, since its clients decide what it reads.
     """
 
     def __init__(
@@ -244,13 +253,13 @@ class PackStore:
         self._unsure = FailedPuts()
 
     async def keys(self, wanted: str = "") -> Keys | None:
-        """Return the keys, if there are any. A key service is asked for an id that is wanted."""
+        """Return the keys, if any. A key service is called again for an unknown `wanted` id."""
         return None if self.keyring is None else await self.keyring.keys(wanted)
 
     def check_sealed(self, key_id: str, what: str) -> None:
-        """Refuse what is not sealed, where keys are configured. `what` has its name in it."""
-        if (asked := READ_OBSERVER.get()) is not None:
-            asked(self, what)
+        """Raise `RefRefused` for an unsealed object if keys are configured. `what` names the object."""
+        if (observe := READ_OBSERVER.get()) is not None:
+            observe(self, what)
         if self.keyring is not None and not key_id and not self.accept_unsealed:
             raise RefRefused(
                 f"{what} is not sealed, and keys are configured here, so it is not read. If it was "
@@ -267,16 +276,21 @@ class PackStore:
         *,
         stored: bytes | None = None,
     ) -> ReadResult:
-        """Return the data of a pack, which has to be that long, from it and from earlier packs.
+        """Return the data of a pack, assembled from it and from earlier packs.
 
-        Where the ref names a key, or says that there is none, the pack must be sealed with the same.
-        `stored` is what the store has just returned for it, if it was asked already.
+        Args:
+            thread: Key of the thread.
+            name: Name of the pack.
+            size_bytes: Size of the data; any other size is refused.
+            key_id: Key that the pack must be sealed with; empty for an unsealed pack, None for any.
+            stored: The stored bytes, if the caller has just read them.
+
         """
         async with self._reserve(size_bytes):
             try:
                 return await self._read(thread, name, size_bytes, key_id, stored)
             except (BlobCorrupt, UnknownVersion, KeyMissing, RefRefused):
-                # The store's bytes may be sound, or sound again, and only a cached copy damaged.
+                # Perhaps only a cached copy is damaged: drop it, and read the store once more.
                 if not isinstance(self.store, _EvictableCache):
                     raise
             await self._forget(self.store, thread, name, size_bytes)
@@ -284,7 +298,7 @@ class PackStore:
 
     @contextlib.asynccontextmanager
     async def _reserve(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold what a read may take of the budget meanwhile, if there is a budget."""
+        """Reserve the budget for a read during the body, if there is a budget."""
         if self._budget is None:
             yield
             return
@@ -311,7 +325,7 @@ class PackStore:
                 f"made with {key_id!r}: it is forged. Find out who wrote it; nothing was read."
             )
         if pack.size_bytes != size_bytes:
-            # Before anything is fetched or inflated for it: a ref may be damaged or forged.
+            # Checked before any source is fetched or inflated: the ref may be damaged or forged.
             raise _explain_damage(
                 pack_key(thread, name),
                 BlobCorrupt(f"it holds {pack.size_bytes} bytes, and its ref says {size_bytes}"),
@@ -334,7 +348,7 @@ class PackStore:
         self, thread: str, pack: Pack, sources: list[Pack], extents: list[Extent]
     ) -> ReadResult:
         if any(source.key_id != pack.key_id for source in sources):
-            # No writer mixes keys. An unsealed pack could read a sealed one that way.
+            # No writer mixes keys. A forged unsealed pack could expose a sealed one this way.
             raise RefRefused(
                 f"pack {pack_key(thread, pack.name)!r} points to packs of another key: it is forged. "
                 "Find out who wrote it; nothing was read."
@@ -360,7 +374,7 @@ class PackStore:
         extents: Sequence[Extent],
         base: Pack | None,
     ) -> list[Pack]:
-        """Open the packs that a read needs, with a bound on what each of them has in the store."""
+        """Open the packs that a read needs, each with a bound on its stored size."""
         opened: dict[bytes, Pack] = {} if base is None else {base.name: base}
         if self._budget is None:
             bounds = zip(names, _bound_sources(len(names), extents), strict=True)
@@ -389,7 +403,7 @@ class PackStore:
     async def _open_batch(
         self, thread: str, wanted: collections.deque[tuple[bytes, int]], room_bytes: int
     ) -> dict[bytes, Pack]:
-        """Open the first of the packs that are wanted, and others that there is room for."""
+        """Open the first wanted pack, and the next ones that fit into `room_bytes`."""
         reads: list[Callable[[], Awaitable[Pack]]] = []
         while wanted and (not reads or wanted[0][1] <= room_bytes):
             name, bound = wanted.popleft()
@@ -398,14 +412,14 @@ class PackStore:
         return {pack.name: pack for pack in await gather_bounded(reads)}
 
     async def needed(self, thread: str, pack: Pack) -> set[bytes]:
-        """Return the names of all packs that a pack cannot be read without, itself excepted."""
+        """Return the names of all other packs that a reader of a pack needs."""
         base = None if pack.base is None else await self.open(thread, pack.base)
         return {*pack.sources, *(base.sources if base else ())}
 
     async def _forget(
         self, store: _EvictableCache, thread: str, name: bytes, size_bytes: int
     ) -> None:
-        """Drop the cached copies of a pack and of all that it points to."""
+        """Drop the cached copies of a pack and of all packs that it refers to."""
         await store.forget([pack_key(thread, name)])
         pack = await self.open(thread, name, bytes_max=_get_pack_bytes_max(size_bytes))
         await store.forget([pack_key(thread, each) for each in pack.sources])
@@ -414,7 +428,7 @@ class PackStore:
             await store.forget([pack_key(thread, each) for each in base.sources])
 
     async def warm(self, thread: str, name: bytes, *, alone: bool) -> int:
-        """Fetch a pack and, unless it stands alone, those that it points to; return the bytes."""
+        """Fetch a pack and, unless it is `alone`, the packs that it refers to; return the bytes."""
         size_bytes = await self._fetch(thread, name)
         if not alone:
             pack = await self.open(thread, name)
@@ -439,9 +453,9 @@ class PackStore:
         *,
         bytes_max: int = _PACK_BYTES_MAX,
     ) -> Pack:
-        """Return a pack whose manifest is checked: it tells which earlier packs it points to.
+        """Return a pack with a checked manifest, which lists the earlier packs that it refers to.
 
-        One that has more than `bytes_max` in the store is refused before it is read.
+        A pack of more than `bytes_max` stored bytes is refused before it is read.
         """
         key = pack_key(thread, name)
         data = await self._get(key, bytes_max) if stored is None else stored
@@ -475,19 +489,19 @@ class PackStore:
     ) -> tuple[Ref, int]:
         """Store a plaintext as a pack of its own; return its ref, once durable, and bytes written.
 
-        It has no envelope, and payloads always have one: so neither can be passed off as the other.
+        A body has no envelope and a payload always has one, so neither can be passed off as the other.
 
         Args:
             thread: Key of the thread.
-            kind: What the plaintext is.
-            plaintext: What to store.
+            kind: Kind of the plaintext.
+            plaintext: The bytes to store.
             preview: Text whose first characters go into the ref.
             parsed: A function for `parse_body` and its result for this plaintext, so that this process
                 need not parse it again.
             excerpt: A body of the thread that holds the beginning and the end of this one. Those bytes
                 are not stored again, and a reader of this body fetches the excerpt too.
-            previous: An earlier version of this body. Where that saves a third, it serves as the
-                dictionary, and a reader of this body fetches it too.
+            previous: An earlier version of this body. If it saves a third, it serves as the dictionary,
+                and a reader of this body fetches it too.
 
         """
         keys = await self.keys()
@@ -517,8 +531,8 @@ class PackStore:
     async def write(self, thread: str, contents: Contents) -> tuple[bytes, int]:
         """Store a pack; return its name, once it is durable, and the bytes written.
 
-        A pack that was in the store already has 0, unless the work under way has stored it itself
-        and is tried again: then the count of the first try was lost.
+        A pack that the store already has counts as 0 bytes, unless the current work stored it itself in
+        an earlier attempt, whose count was lost.
         """
         name, data = await _build(contents, thread, await self.keys())
         return name, await self._store(thread, name, data, contents.size_bytes)
@@ -546,7 +560,7 @@ class PackStore:
         return len(data) if _counts_as_written(key, len(data), is_new=is_new) else 0
 
     async def _read_source(self, thread: str, ref: Ref, keys: Keys | None) -> ReadResult | None:
-        """Read a body that a new pack may point to: of the same thread, and under the same key."""
+        """Read a body that a new pack may refer to: one of the same thread and key; otherwise None."""
         if ref.thread != thread:
             return None
         reading = await self.read(thread, bytes.fromhex(ref.digest), ref.size_bytes)
@@ -555,13 +569,13 @@ class PackStore:
     async def put(self, key: str, data: bytes) -> bool:
         """Store the bytes of a pack; return whether the store grew by them.
 
-        It did not if the object was there: names are digests, so its content is the same.
+        It did not grow if the object existed: names are digests, so the content is the same.
         """
         try:
             is_new = await self.store.put(key, data)
         except BaseException:
-            # The store may have taken it, and only its answer was lost. Then the next PUT of this
-            # key finds an object which has not been counted.
+            # The store may have taken the object, and only its answer was lost. Then the next PUT of
+            # this key finds an object that has not been counted.
             self._unsure.add(key)
             raise
         if is_new is False and key not in self._unsure:
@@ -570,14 +584,14 @@ class PackStore:
         return True
 
     async def read_body(self, ref: Ref) -> bytes:
-        """Return the plaintext that a ref names, checked against its digest and size."""
+        """Return the plaintext of a ref, checked against its digest and size."""
         return await self.parse_body(ref, bytes)
 
     async def parse_body(self, ref: Ref, parse: Callable[[bytes], T]) -> T:
-        """Return what `parse`, a function of a module, makes of the plaintext that a ref names.
+        """Return the result of `parse`, a module-level function, for the plaintext of a ref.
 
-        The store is always asked. While it returns the same object, as a cache in memory does, that
-        is not checked, inflated and parsed again.
+        The store is always read. While it returns the identical object, as the memory cache does, the
+        object is not checked, inflated and parsed again.
         """
         name = bytes.fromhex(ref.digest)
         key = pack_key(ref.thread, name)
@@ -588,25 +602,25 @@ class PackStore:
             return value
         reading = await self.read(ref.thread, name, ref.size_bytes, stored=stored)
         if reading.pack.envelope:
-            # What workflows pass around may look like anything, also like a journal.
+            # A payload may hold any bytes, even those of a valid journal segment.
             raise RefRefused(
                 f"{ref.kind} {key!r} is a workflow's payload and no part of a journal: the ref is "
                 "forged. Find out who gave it to this thread."
             )
         value = parse(reading.data)
-        if not reading.sources:  # Others would have to be asked for too.
+        if not reading.sources:  # A pack with sources is valid only together with them.
             parsed = _ParsedBody(reading.pack.stored, ref.size_bytes, reading.pack.key_id, value)
             self._parsed.keep(key, parse, parsed)
         return value
 
     async def _is_known(self, known: _ParsedBody, key: str, stored: bytes, size_bytes: int) -> bool:
-        """Tell whether a body that was parsed before may be used again."""
+        """Return whether a cached parsed body is valid for this read."""
         if stored is not known.stored or size_bytes != known.size_bytes:
             return False
         if known.key_id:
             keys = await self.keys(known.key_id)
             if keys is None or known.key_id not in keys:
-                return False  # Reading it says which key is missing.
+                return False  # The read that follows raises an error that names the missing key.
         self.check_sealed(known.key_id, f"pack {key!r}")
         return True
 
@@ -621,10 +635,10 @@ def open_packs(
     memory_bytes_max: int = limits.CACHE_MEMORY_BYTES_MAX,
     budget: ByteBudget | None = None,
 ) -> PackStore:
-    """Open a store by its URL, or take one that is open, and put the cache in front of it.
+    """Open a store by its URL, or use an open one, and wrap it with the cache.
 
-    `called` is told of each call that gets past the cache. What a sweep has quarantined is put back
-    when it is read. A `budget` bounds what reads hold at the same time.
+    `on_call` is called after each call that the cache passes on. Quarantined objects are restored when
+    they are read. A `budget` bounds the bytes that concurrent reads hold.
     """
     if isinstance(store, str):
         store = open_store(store)
@@ -649,7 +663,7 @@ async def _build(contents: Contents, thread: str, keys: Keys | None) -> tuple[by
 
 
 def _is_dictionary(reading: ReadResult, plaintext: bytes) -> bool:
-    """Tell whether a body may serve as the dictionary of another, within the bounds of readers."""
+    """Return whether a body may serve as a dictionary within the bounds of readers."""
     pack = reading.pack
     packs = [pack, *reading.sources]
     return (
@@ -662,7 +676,7 @@ def _is_dictionary(reading: ReadResult, plaintext: bytes) -> bool:
 
 
 def _with_dictionary(contents: Contents, reading: ReadResult) -> Contents:
-    """Return contents that are compressed with the whole of an earlier body.
+    """Return contents that use a whole earlier body as the compression dictionary.
 
     The packs that the earlier body needs are listed too, so a reader fetches all of them at once.
     """
@@ -675,7 +689,7 @@ def _with_dictionary(contents: Contents, reading: ReadResult) -> Contents:
 
 
 def _counts_as_written(key: str, size_bytes: int, *, is_new: bool) -> bool:
-    """Tell whether a pack counts as written by the work under way."""
+    """Return whether a pack counts as written by the current step or resume."""
     reads = READS.get()
     if reads is None or reads.stored is None:
         return is_new
@@ -692,19 +706,19 @@ def _explain_damage(key: str, error: BlobCorrupt) -> BlobCorrupt:
 
 
 def _get_pack_bytes_max(size_bytes: int) -> int:
-    """Return how large a pack may be in the store by its data: its own stream has no more bytes."""
+    """Return the bound on a pack's stored size by its data: its stream is never larger than its data."""
     return compute_stored_bytes_max(min(size_bytes, limits.OBJECT_BYTES_MAX))
 
 
 def _get_stream_bytes_max(used_bytes: int) -> int:
-    """Return how large the stream of a pack may be of which so many bytes are used."""
+    """Return the bound on the stream of a pack of which `used_bytes` are used."""
     return min(_SOURCE_FACTOR * max(used_bytes, 16 * limits.KIB), limits.OBJECT_BYTES_MAX)
 
 
 def _bound_sources(
     sources: int, extents: Sequence[Extent], envelope_bytes: int = ENVELOPE_BYTES_MAX
 ) -> list[int]:
-    """Return how large each source may be in the store, by how much of it the extents use."""
+    """Return the bound on each source's stored size, by the bytes that the extents use of it."""
     used = [0] * (sources + 1)
     for source, _, length in extents:
         used[source] += length
@@ -715,16 +729,16 @@ def _bound_sources(
 
 
 def _get_share_bytes(size_bytes: int) -> int:
-    """Return what a read of so many bytes reserves of a server's budget."""
+    """Return the bytes that a read reserves of a server's budget."""
     return (1 + _SOURCE_FACTOR) * min(size_bytes, limits.OBJECT_BYTES_MAX) + _HEADS_BYTES
 
 
 async def gather_bounded(reads: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Read all, a bounded number at a time; return the results or raise the first failure.
+    """Run all reads, a bounded number at a time; return the results, or raise the first error.
 
-    None is left running: whoever tries again would read beside it.
+    It waits for all reads before it raises, so that a retry does not run next to an earlier read.
     """
-    if len(reads) <= 1:  # Most reads are of one pack that points to no other: they need no task.
+    if len(reads) <= 1:  # Most reads are of a single pack without sources, and need no task.
         return [await read() for read in reads]
     slots = asyncio.Semaphore(limits.STORE_READS_MAX)
 

@@ -1,17 +1,17 @@
 """The pack format: one immutable object for one payload or body (docs/wire-format.md).
 
-A pack holds a head and frames. The head's manifest lists the extents that the data consists of: some
-lie in the pack's own frames, the others in the frames of earlier packs of the same thread. A manifest
-may also name a **base**, an earlier pack whose data this one begins with; then it lists only the
-extents that follow. A base has no base itself, so a reader needs two manifests at most.
+A pack consists of a head and frames. The head's manifest lists the extents of the data: some are in the
+pack's own frames, the others in the frames of earlier packs of the same thread. A manifest may also name
+a **base**, an earlier pack whose data this pack's data begins with; then the manifest lists only the
+extents after that. A base has no base itself, so a reader needs at most two manifests.
 
-A small pack may be compressed with a **dictionary**: a run of an earlier pack that the payload points
-to anyway. Every payload that points to such a pack points to its dictionary's pack too. That one may
-have a dictionary itself, but not many in a row.
+A small pack may be compressed with a **dictionary**: a run of an earlier pack that the payload refers to
+anyway. Every payload that refers to such a pack also refers to its dictionary's pack. The dictionary's
+pack may have a dictionary too, up to a bound.
 
-A pack is named by the digest of its head, the head holds the digest of every frame, and a manifest
-names the packs that it points into. So a ref fixes every byte, and a byte that does not match is found
-before it is decompressed. This module has only the bytes; `packstore` reads and writes them.
+A pack's name is the digest of its head, the head holds the digest of every frame, and a manifest names
+the packs that it refers to. Therefore a ref determines every byte, and a wrong byte is detected before
+it is decompressed. This module only builds and parses bytes; `pack_store` reads and writes them.
 """
 
 import collections
@@ -51,8 +51,8 @@ from everlong.storage.objects import (
 MAGIC: Final = b"EVPK"
 VERSION: Final = 2
 DIGEST_BYTES: Final = 32
-# Frames begin at multiples of this in the pack's stream, so an offset tells its frame. zstd gains
-# little from more, and a reader that needs one extent inflates one frame.
+# Frames begin at multiples of this in the pack's stream, so an offset determines its frame. zstd gains
+# little from larger frames, and a reader of one extent inflates one frame.
 FRAME_BYTES: Final = limits.MIB
 
 # Writers stay within `limits.PACKS_MAX`, the settled packs, and `limits.EXTENTS_MAX`. A reader accepts
@@ -61,35 +61,36 @@ SOURCES_MAX: Final = 256
 EXTENTS_MAX: Final = 4096
 # A writer's stream has no more bytes than its payload.
 FRAMES_MAX: Final = limits.OBJECT_BYTES_MAX // FRAME_BYTES
-# A payload without its data: its metadata, mostly some dozens of bytes. Writers refuse more than this,
-# which is what the server takes for a whole payload.
+# Bound on a payload's metadata, which mostly has some dozens of bytes. It is also the server's bound
+# on a whole payload.
 ENVELOPE_BYTES_MAX: Final = 2 * limits.MIB
-# Snapshots are compressed with the whole of the previous one; it lies in one frame.
+# A snapshot is compressed with the whole previous snapshot as its dictionary, which is one frame.
 DICTIONARY_BYTES_MAX: Final = FRAME_BYTES
-# Dictionaries in a row: each has to be read before the next.
+# Length of a chain of dictionaries: each must be read before the next.
 DICTIONARIES_MAX: Final = 8
 
 # Little-endian. Magic, version, length of the key id, two reserved zero bytes, length of the head.
 _PRELUDE: Final = struct.Struct("<4sBBHI")
-# Data bytes, CRC-32 of the data, bytes taken from the base, then how much follows: envelope bytes,
-# sources, frames, extents. If bytes are taken from a base, it is the first source.
+# Data bytes, CRC-32 of the data, bytes taken from the base, then the sizes of the rest: envelope bytes,
+# sources, frames, extents. If bytes are taken from a base, the base is the first source.
 _COUNTS: Final = struct.Struct("<QIQIHII")
-# The dictionary, after the counts: a source, the start in its stream, a length. All 0 if there is none.
+# The dictionary, after the counts: source, start in its stream, length. All are 0 without a dictionary.
 _DICTIONARY: Final = struct.Struct("<HII")
 _FRAME: Final = struct.Struct("<BII32s")  # Compression, stored bytes, plain bytes, digest.
 _EXTENT: Final = struct.Struct("<HII")  # Source (0: this pack), start in its stream, length.
 EXTENT_BYTES: Final = _EXTENT.size
 _STORED, _ZSTD, _ZSTD_DICTIONARY, _ZSTD_BUILTIN = 0, 1, 2, 3
-# A writer uses at least a quarter of every pack that it points to (limits.SPARSE_RATIO). What needs
-# far more than that to be inflated was made to keep a reader busy.
+# A writer uses at least a quarter of every pack that it refers to (limits.SPARSE_RATIO). A pack that
+# inflates to far more than 4 times its data was forged to exhaust readers.
 _INFLATE_FACTOR_MAX: Final = 16
-# Inflated frames that are kept during a read. Only dictionaries need a frame again: extents are read
-# frame by frame. So memory is the data, these, and one frame, whatever the packs declare.
+# Bound on the inflated frames that a read keeps. Extents are read frame by frame, so only dictionaries
+# need a frame again. A read holds its data, these frames and one more, whatever the packs declare.
 _KEPT_BYTES_MAX: Final = 16 * limits.MIB
-# What may be inflated again, for dictionaries, in a read whose frames do not fit: each of 88 packs has 3
-# dictionaries in a row at most, of one or two frames. All but the last in a row have 256 KiB at most.
+# Bytes that a read may inflate again for dictionaries, if its frames do not fit in memory: each of 88
+# packs has a chain of at most 3 dictionaries, of one or two frames. All but the last of a chain have
+# at most 256 KiB.
 _AGAIN_BYTES_MAX: Final = 512 * limits.MIB
-_HEAD_PART, _FRAME_PART = 0, 1  # Numbers of the sealed parts: the head, then the frames.
+_HEAD_PART, _FRAME_PART = 0, 1  # Numbers of the sealed parts: first the head, then the frames.
 _KEY_ID_BYTES_MAX: Final = 255
 _HEAD_BYTES_MAX: Final = (
     _PRELUDE.size
@@ -100,13 +101,13 @@ _HEAD_BYTES_MAX: Final = (
 
 
 def compute_stored_bytes_max(stream_bytes: int, envelope_bytes: int = ENVELOPE_BYTES_MAX) -> int:
-    """Return the most that a pack with such a stream takes in a store, sealed and not compressed."""
+    """Return the largest stored size of a pack with such a stream: sealed and not compressed."""
     frames = stream_bytes // FRAME_BYTES + 1
     return _HEAD_BYTES_MAX + envelope_bytes + stream_bytes + TAG_BYTES * frames
 
 
 class Extent(NamedTuple):
-    """A run of bytes in the stream of a pack: of this one (source 0), or of an earlier one."""
+    """A run of bytes in the stream of this pack (source 0) or of an earlier pack."""
 
     source: int
     start: int
@@ -114,7 +115,7 @@ class Extent(NamedTuple):
 
 
 class DamagedPack(BlobCorrupt):
-    """What was to be read from a pack is not there. It may be one that another points to."""
+    """A pack is damaged: the pack that was read, or a pack that it refers to."""
 
     def __init__(self, message: str, name: bytes) -> None:
         super().__init__(message)
@@ -130,28 +131,28 @@ class _Frame(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a new pack is to hold."""
+    """Contents of a new pack."""
 
     envelope: bytes = dataclasses.field(repr=False)
-    """Carried along as it is; the codec keeps a payload's metadata here."""
+    """Stored unchanged; the codec keeps a payload's metadata here."""
     size_bytes: int
     crc: int
     extents: Sequence[Extent]
     sources: Sequence[bytes] = ()
-    """Digests of the packs that extents point into: source n is the n-th, from 1."""
+    """Names of the packs that extents refer to: source n is the n-th, counted from 1."""
     base_bytes: int = 0
-    """Bytes of the data that are the beginning of the first source's data; the extents follow them."""
+    """Bytes that the data shares with the start of the first source's data. The extents follow them."""
     stream: Sequence[memoryview] = ()
-    """The bytes that no earlier pack has, in order."""
+    """The bytes that no earlier pack holds, in order."""
     dictionary: Extent | None = None
-    """Where the dictionary lies, if there is one."""
+    """Place of the dictionary, if there is one."""
     dictionary_data: bytes = dataclasses.field(default=b"", repr=False)
     level: int = LEVEL
     """Level of compression. Readers do not depend on it."""
 
 
 def build_contents(data: bytes, level: int = LEVEL) -> Contents:
-    """Return the contents of a pack that points nowhere else."""
+    """Return the contents of a pack without sources."""
     return Contents(
         envelope=b"",
         size_bytes=len(data),
@@ -165,7 +166,7 @@ def build_contents(data: bytes, level: int = LEVEL) -> Contents:
 def share_ends(contents: Contents, data: bytes, source: "Pack", source_data: bytes) -> Contents:
     """Return `contents`, the whole of `data`, with its beginning and end taken from an earlier pack.
 
-    The earlier pack has to hold all of its own data. What the two do not share is stored.
+    The earlier pack must have no sources. Only the bytes that the two do not share are stored.
     """
     most = min(len(data), len(source_data))
     start_bytes = _count_common_bytes(most, lambda length: data[:length] == source_data[:length])
@@ -203,13 +204,13 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
     """Return the name and the bytes of a pack."""
     if contents.size_bytes > limits.OBJECT_BYTES_MAX:
         raise ObjectTooLarge(
-            f"{contents.size_bytes} bytes are not stored: {limits.OBJECT_BYTES_MAX} is the most that "
-            "one payload may have. Pass them by a path or a link instead."
+            f"{contents.size_bytes} bytes are not stored: {limits.OBJECT_BYTES_MAX} is the limit of "
+            "one payload. Pass them by a path or a link instead."
         )
     if len(contents.envelope) > ENVELOPE_BYTES_MAX:
         raise ObjectTooLarge(
             f"a payload has {len(contents.envelope)} bytes of metadata, which are not stored: "
-            f"{ENVELOPE_BYTES_MAX} is the most. Move them into its data."
+            f"{ENVELOPE_BYTES_MAX} is the limit. Move them into its data."
         )
     key_id, salt, key = b"", b"", b""
     if keys is not None:
@@ -286,7 +287,7 @@ class Pack:
             if keys is None:
                 raise KeyMissing(
                     f"it is sealed with key {key_id!r}, and no keys are configured here. Configure "
-                    "the keys that the writer has; what waits goes on by itself."
+                    "the writer's keys; waiting workflows then continue by themselves."
                 )
             self._key = keys.derive(key_id, PACK_PURPOSE, salt)
             bound = data[:prelude_bytes] + bytes.fromhex(thread)
@@ -294,7 +295,7 @@ class Pack:
         self._data = data
         self._frames: list[_Frame] = []
         self._offsets: list[int] = []
-        # Extents of a source are not needed, and take some times the bytes once they are unpacked.
+        # Unpacked lazily: a source's extents are not needed, and take several times the bytes unpacked.
         self._extents = b""
         self._parse_manifest(manifest, manifest_end)
 
@@ -353,26 +354,26 @@ class Pack:
 
     @property
     def extents(self) -> list[Extent]:
-        """The extents that the manifest lists: all of the data, or what follows the base's."""
+        """The extents that the manifest lists: those of all data, or those after the base's data."""
         return [Extent(*each) for each in _EXTENT.iter_unpack(self._extents)]
 
     @property
     def stored(self) -> bytes:
-        """The object that the store returned; empty once it was released."""
+        """The stored bytes; empty after `release`."""
         return self._data
 
     def release(self) -> None:
-        """Drop the stored bytes, and keep what the manifest says. Nothing can be read after that."""
+        """Drop the stored bytes, and keep the manifest. Frames cannot be read after that."""
         self._data = b""
 
     @property
     def stream_bytes(self) -> int:
-        """How many bytes lie in this pack itself, uncompressed."""
+        """Size of this pack's own stream, uncompressed."""
         return sum(frame.plain_bytes for frame in self._frames)
 
     @property
     def stored_stream_bytes(self) -> int:
-        """How many bytes its frames take as they are stored."""
+        """Size of its frames as stored."""
         return sum(frame.stored_bytes for frame in self._frames)
 
     @property
@@ -408,8 +409,8 @@ class Pack:
     def assemble(self, sources: Sequence["Pack"], extents: Sequence[Extent] | None = None) -> bytes:
         """Return the data, from this pack's frames and those of the packs that `resolve` names.
 
-        It goes through the packs frame by frame, and copies each frame to where its bytes belong. So a
-        frame is inflated once, and dropped, however the extents are ordered.
+        It visits the packs frame by frame and copies each frame's bytes to their places. So each frame
+        is inflated once and then dropped, in whatever order the extents are.
         """
         if extents is None:
             _, extents = self.resolve(sources[0] if self.base_bytes else None)
@@ -418,7 +419,7 @@ class Pack:
         if stream_bytes > _INFLATE_FACTOR_MAX * self.size_bytes:
             raise BlobCorrupt(f"{stream_bytes} bytes would be inflated for {self.size_bytes}")
         inflation = _Inflater(packs, _INFLATE_FACTOR_MAX * self.size_bytes + _AGAIN_BYTES_MAX)
-        # Not a bytearray: `getvalue` returns the buffer itself, and no copy.
+        # Not a bytearray: `getvalue` returns the buffer itself without a copy.
         buffer = io.BytesIO()
         for source, start, length, offset in _sort_by_frame(packs, extents):
             buffer.seek(offset)
@@ -440,7 +441,7 @@ class Pack:
         return self.sources[self.dictionary.source - 1]
 
     def check_range(self, start: int, length: int) -> None:
-        """Refuse a run that is not all in the pack's stream, by what the manifest says."""
+        """Refuse a run that is not inside the pack's stream, according to the manifest."""
         end = start + length
         for number in range(start // FRAME_BYTES, (end - 1) // FRAME_BYTES + 1):
             inside_end = min(end - number * FRAME_BYTES, FRAME_BYTES)
@@ -488,12 +489,12 @@ def _sort_by_frame(
 
 
 class _Inflater:
-    """The frames of one read, inflated as they are needed, within bounds of memory and work."""
+    """Inflates the frames of one read on demand, within bounds on memory and work."""
 
     def __init__(self, packs: Sequence[Pack], bytes_max: int) -> None:
         self._packs = {pack.name: pack for pack in packs}
         self._left_bytes = bytes_max
-        # The least recently used first.
+        # Least recently used first.
         self._kept: collections.OrderedDict[tuple[bytes, int], bytes] = collections.OrderedDict()
         self._kept_bytes = 0
         self._dictionaries: dict[bytes, bytes] = {}
@@ -541,7 +542,7 @@ class _Inflater:
 
 
 def _check_counts(envelope_bytes: int, sources: int, frames: int, extents: int) -> None:
-    """Refuse a manifest that lists more than a reader takes, before it is unpacked."""
+    """Refuse a manifest that lists more than a reader accepts, before it is unpacked."""
     if sources > SOURCES_MAX or extents > EXTENTS_MAX or frames > FRAMES_MAX:
         raise BlobCorrupt(
             f"it lists {sources} packs, {frames} frames and {extents} extents: too many"
@@ -575,7 +576,7 @@ def _parse_prelude(data: bytes) -> tuple[int, str, bytes, int]:
 
 
 def _split_into_frames(stream: Sequence[memoryview]) -> list[memoryview]:
-    """Cut a stream into frames. One that lies in a single piece is not copied."""
+    """Cut a stream into frames. A stream of a single piece is not copied."""
     joined = stream[0] if len(stream) == 1 else memoryview(b"".join(stream))
     return [joined[at : at + FRAME_BYTES] for at in range(0, len(joined), FRAME_BYTES)]
 

@@ -62,7 +62,7 @@ async def test_a_deleted_directory_is_bypassed_until_it_returns(
     assert not disk.exists()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"{disk}, is passed over: No such file" in record.getMessage()
+    assert f"{disk} is not used: No such file" in record.getMessage()
     disk.with_name("unmounted").rename(disk)
     before = behind.gets
     assert await cached.get("v1/a") == b"x"
