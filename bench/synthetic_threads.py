@@ -15,7 +15,7 @@ from everlong.compaction import Snapshot
 from everlong.models import (
     AGENT_WORKFLOW,
     CARD_MEMO,
-    Compacted,
+    CompactionNote,
     Counters,
     Entry,
     Fact,
@@ -188,7 +188,9 @@ async def _compaction(reader: ThreadHistory, seq: int, began_ms: int) -> tuple[E
     fact = Fact(key="owner", text=f"checkout belongs to team {seq % 7}", time_ms=time_ms)
     snapshot = Snapshot(upto_seq=seq - 1, time_ms=time_ms, budget_bytes=64 * _KIB, facts=(fact,))
     ref, written = await reader.store(snapshot, 4 * _KIB)
-    done = Compacted(snapshot=ref, reason="size", before_bytes=256 * _KIB, after_bytes=4 * _KIB)
+    done = CompactionNote(
+        snapshot=ref, reason="size", before_bytes=256 * _KIB, after_bytes=4 * _KIB
+    )
     return build_note(seq, Kind.COMPACTION, done, time_ms), written
 
 

@@ -48,12 +48,12 @@ from everlong.models import (
     MESSAGE_LOST,
     RUN_TOOL,
     Append,
-    Appended,
+    AppendResult,
     Brief,
-    Briefed,
+    BriefResult,
     Collect,
     Compact,
-    CompactDone,
+    CompactResult,
     Context,
     Entry,
     Kind,
@@ -224,7 +224,7 @@ class AgentActivities:
             memory=session.memory,
         )
 
-    async def append_journal(self, append: Append) -> Appended:
+    async def append_journal(self, append: Append) -> AppendResult:
         """Journal entries that do not wait for the next model call."""
         reader, recorder = self._open_reader(), self._recorder
         with count_reads(writes=True) as reads:
@@ -239,9 +239,9 @@ class AgentActivities:
         recorder.record_turn_end(
             append.agent, append.ended, append.last_run, "failed", append.error_type
         )
-        return Appended(head=head, written_bytes=_count_stored_bytes(written_bytes, reads))
+        return AppendResult(head=head, written_bytes=_count_stored_bytes(written_bytes, reads))
 
-    async def compact(self, compact: Compact) -> CompactDone:
+    async def compact(self, compact: Compact) -> CompactResult:
         """Make a smaller snapshot of the last snapshot and the entries after it."""
         recorder = self._recorder
         with recorder.open_span(COMPACT_SPAN, compact.context, {}) as span:
@@ -251,7 +251,7 @@ class AgentActivities:
         recorder.record_written("compact", context.agent, context.turn, done.written_bytes)
         return done
 
-    async def _compact(self, compact: Compact) -> CompactDone:
+    async def _compact(self, compact: Compact) -> CompactResult:
         agent = self._find_agent(compact.context.agent)
         reader = self._open_reader()
         async with self._run_step("compact", compact.context) as (beat, reads):
@@ -262,7 +262,7 @@ class AgentActivities:
             next_expiry_ms = compaction.find_next_expiry_ms(
                 past.base, past.items, past.policy, past.now_ms
             )
-            unchanged = CompactDone(
+            unchanged = CompactResult(
                 snapshot=compact.context.snapshot,
                 before_bytes=before_bytes,
                 after_bytes=before_bytes,
@@ -287,7 +287,7 @@ class AgentActivities:
             stored, written_bytes = await beat.retry_until_timeout(
                 lambda: reader.store(snapshot, after_bytes, compact.context.snapshot)
             )
-        return CompactDone(
+        return CompactResult(
             snapshot=stored,
             before_bytes=before_bytes,
             after_bytes=after_bytes,
@@ -301,7 +301,7 @@ class AgentActivities:
             cost_usd=written.cost_usd,
         )
 
-    async def brief(self, brief: Brief) -> Briefed:
+    async def brief(self, brief: Brief) -> BriefResult:
         """Return the first message of a sub-agent's thread. A long one is stored among its objects."""
         agent = self._find_agent(brief.context.agent)
         run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
@@ -311,13 +311,13 @@ class AgentActivities:
             _, call = await beat.retry_or_hold(lambda: find_call(self._open_reader(), run))
             tool = agent.find_tool(call.tool)
             if tool is None:
-                return Briefed(
+                return BriefResult(
                     refused=_build_refusal(call, f"there is no tool {call.tool!r}", now_ms)
                 )
             try:
                 request = str(tool.parse(call.arguments)["request"])
             except ValidationError as error:
-                return Briefed(
+                return BriefResult(
                     refused=_build_refusal(call, describe_invalid_arguments(error), now_ms)
                 )
             # This span marks the request only. The sub-agent's thread has spans of its own work.
@@ -326,7 +326,7 @@ class AgentActivities:
             ) as record_outcome:
                 record_outcome("ok", "")
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
-                return Briefed(message=SendMessage(text=request or "(no request)"))
+                return BriefResult(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
             with count_reads(writes=True) as reads:
                 entry, written_bytes = await beat.retry_or_hold(
@@ -334,7 +334,7 @@ class AgentActivities:
                         child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX
                     )
                 )
-        return Briefed(
+        return BriefResult(
             message=SendMessage(
                 ref=entry.ref,
                 original=entry.original,

@@ -14,7 +14,7 @@ from temporalio import activity
 from everlong import limits
 from everlong.doctor import probes
 from everlong.errors import EverlongError, InvalidKey
-from everlong.models import CHECK, Check, Checked, Seen, make_printable
+from everlong.models import CHECK, Check, CheckResult, ProbeResult, make_printable
 from everlong.storage.pack_store import PackStore
 from everlong.versions import get_versions
 
@@ -43,7 +43,7 @@ class CheckActivities:
         self._codec_warning = codec_warning
 
     @activity.defn(name=CHECK)
-    async def check(self, check: Check) -> Checked:
+    async def check(self, check: Check) -> CheckResult:
         """Read the doctor's probe and payload, encode a payload for the doctor, and report."""
         time_ms = time.time_ns() // 1_000_000
         info = activity.info()
@@ -54,7 +54,7 @@ class CheckActivities:
             probes.try_read(lambda: self._read(check.probe_key)),
             probes.try_read(lambda: probes.decode(converter, check.payload)),
         )
-        answer, answer_payload = Seen(), ""
+        answer, answer_payload = ProbeResult(), ""
         if not probe.error:  # In another store, the doctor would neither find nor delete it.
             data = os.urandom(self._inline_bytes_max + limits.KIB)
 
@@ -65,7 +65,7 @@ class CheckActivities:
 
             answer = await probes.try_read(write)
         running = get_versions()
-        return Checked(
+        return CheckResult(
             time_ms=time_ms,
             everlong=running.everlong,
             sdk=running.sdk,

@@ -9,7 +9,7 @@ from everlong import limits
 from everlong.archive.reader import StoredArchive
 from everlong.archive.schema import Row, drop_snapshot, read_body, to_entry
 from everlong.archive.writer import Progress
-from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, build_note
+from everlong.models import CompactionNote, Entry, Kind, SegmentRef, SnapshotRef, build_note
 from everlong.storage.journal import Journal
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
@@ -79,7 +79,7 @@ class _Writer:
         ref, written_bytes = await self._packs.write_body(self._thread, Kind.SNAPSHOT, snapshot)
         self.restored.written_bytes += written_bytes
         self.restored.snapshot = dataclasses.replace(compacted.snapshot, ref=ref)
-        moved: Compacted = dataclasses.replace(compacted, snapshot=self.restored.snapshot)
+        moved: CompactionNote = dataclasses.replace(compacted, snapshot=self.restored.snapshot)
         return build_note(entry.seq, entry.kind, moved, entry.time_ms)
 
 

@@ -26,7 +26,7 @@ from everlong.models.journal import Body
 from everlong.storage.segments import MESSAGE_KINDS, to_message
 
 _DATA: Final = TypeAdapter(dict[str, Any])
-# Field in the data of a compaction (`Compacted`).
+# Field in the data of a compaction (`CompactionNote`).
 _SNAPSHOT: Final = "snapshot"
 
 

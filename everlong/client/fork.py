@@ -18,7 +18,7 @@ from everlong.errors import ArchiveNotFound, ThreadExists, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
     Counters,
-    Forked,
+    ForkNote,
     Kind,
     SnapshotRef,
     ThreadStart,
@@ -64,7 +64,7 @@ async def fork(
     await check_free(client, packs, new_id)
     scene, totals = await past.load_scene(seq), await past.load_totals(seq)
     new_key = thread_key(client.namespace, new_id)
-    forked = Forked(thread_id=thread_id, seq=seq, by=by, reason=reason)
+    forked = ForkNote(thread_id=thread_id, seq=seq, by=by, reason=reason)
     entry = build_note(seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     # All that the new thread's state will name is durable before it starts.
     new_head, head_bytes = await Journal(packs, new_key).fork(head, seq, entry)
@@ -206,7 +206,7 @@ async def revive(
     archive = await writer.verify(packs, None, None, archive.manifest)
     past = Timeline.from_archive(archive)
     scene, totals = await past.load_scene(last_seq), await past.load_totals(last_seq)
-    forked = Forked(thread_id=thread_id, seq=last_seq, by=by, reason=reason)
+    forked = ForkNote(thread_id=thread_id, seq=last_seq, by=by, reason=reason)
     entry = build_note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     new_key = thread_key(client.namespace, new_id)
     # Everything that the new thread's state names is durable before the thread starts.

@@ -31,7 +31,7 @@ from everlong.models import (
     UNPAUSE_SIGNAL,
     Answer,
     Append,
-    Appended,
+    AppendResult,
     Brief,
     CallOptions,
     Collect,
@@ -349,7 +349,7 @@ class Tracker:
             turn: ModelTurn = await self._decode(payloads, ModelTurn, activity)
             self._take_reply(turn)
         elif activity.type == APPEND_JOURNAL:
-            appended: Appended = await self._decode(payloads, Appended, activity)
+            appended: AppendResult = await self._decode(payloads, AppendResult, activity)
             self._advance(appended.head)
 
     async def _on_activity_failed(self, _: HistoryEvent, attributes: Any) -> None:

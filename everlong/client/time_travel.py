@@ -22,7 +22,7 @@ from everlong.errors import EntryNotFound, ThreadNotFound
 from everlong.models import (
     Approval,
     ControlNote,
-    Decided,
+    Decision,
     Entry,
     Fact,
     Kind,
@@ -81,7 +81,7 @@ class ThreadDiff:
     facts_added: tuple[Fact, ...]
     facts_removed: tuple[Fact, ...]
     asked: tuple[Approval, ...]
-    decided: tuple[Decided, ...]
+    decided: tuple[Decision, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +323,7 @@ async def compare_states(
 H = TypeVar("H", bound=Hashable)
 
 _APPROVAL: Final = TypeAdapter(Approval)
-_DECIDED: Final = TypeAdapter(Decided)
+_DECIDED: Final = TypeAdapter(Decision)
 _CONTROL: Final = TypeAdapter(ControlNote)
 # Calls belong to the newest reply. With one of these, none of them waits for a person any more.
 _ENDS_CALLS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.FAILURE, Kind.FORK})
@@ -355,7 +355,7 @@ def find_asked(entries: Iterable[Entry]) -> tuple[Approval, ...]:
     )
 
 
-def find_decided(entries: Iterable[Entry]) -> tuple[Decided, ...]:
+def find_decided(entries: Iterable[Entry]) -> tuple[Decision, ...]:
     """Return the decisions that were made, by people and by deadlines."""
     return tuple(
         _DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED

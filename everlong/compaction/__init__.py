@@ -8,14 +8,14 @@ from everlong.compaction.context import (
     measure_messages,
 )
 from everlong.compaction.facts import dump_change, forget, list_facts, remember
-from everlong.compaction.snapshot import Item, Kept, Note, Snapshot, dump, load
+from everlong.compaction.snapshot import Item, KeptMessage, Note, Snapshot, dump, load
 from everlong.compaction.text import PATTERN_CHARS_MAX, excerpt, grep, shorten
 
 __all__ = [
     "BUDGET_BYTES_MIN",
     "PATTERN_CHARS_MAX",
     "Item",
-    "Kept",
+    "KeptMessage",
     "Note",
     "Snapshot",
     "build_context",

@@ -12,7 +12,7 @@ from typing import Final
 
 from everlong.compaction.facts import list_facts
 from everlong.compaction.renderer import render_summary
-from everlong.compaction.snapshot import Item, Kept, Note, Snapshot
+from everlong.compaction.snapshot import Item, KeptMessage, Note, Snapshot
 from everlong.compaction.text import Cut, utf8_bytes
 from everlong.models import Kind, Message
 from everlong.policy import Policy
@@ -62,13 +62,13 @@ def measure_message(message: Message) -> int:
     return _MESSAGE_BYTES + sum(map(utf8_bytes, texts))
 
 
-def list_kept(base: Snapshot | None, items: Sequence[Item]) -> list[Kept]:
+def list_kept(base: Snapshot | None, items: Sequence[Item]) -> list[KeptMessage]:
     """Return the messages of a snapshot and of the entries after it."""
     after = base.upto_seq if base else 0
     return [
         *(base.kept if base else ()),
         *(
-            Kept(
+            KeptMessage(
                 seq=item.entry.seq,
                 kind=item.entry.kind,
                 time_ms=item.entry.time_ms,
@@ -84,17 +84,17 @@ def list_kept(base: Snapshot | None, items: Sequence[Item]) -> list[Kept]:
 class Group:
     """A message without calls, or a reply with the results of its calls."""
 
-    head: Kept
-    results: list[Kept | None] = dataclasses.field(default_factory=list)
+    head: KeptMessage
+    results: list[KeptMessage | None] = dataclasses.field(default_factory=list)
     """Results in the order of the calls; None where the journal has none."""
 
     @property
-    def members(self) -> list[Kept]:
+    def members(self) -> list[KeptMessage]:
         """The messages of the group that are in the journal."""
         return [self.head, *(each for each in self.results if each is not None)]
 
 
-def group_messages(kept: Sequence[Kept]) -> list[Group]:
+def group_messages(kept: Sequence[KeptMessage]) -> list[Group]:
     """Group messages. A result whose call is missing is left out."""
     found: list[Group] = []
     open_calls: dict[str, list[int]] = {}
@@ -112,7 +112,7 @@ def group_messages(kept: Sequence[Kept]) -> list[Group]:
     return found
 
 
-def get_cut(kept: Kept) -> Cut:
+def get_cut(kept: KeptMessage) -> Cut:
     """Return the kept part of a message's text."""
     if kept.left_out:
         return Cut(kept.message.text, kept.left_out, kept.tail)

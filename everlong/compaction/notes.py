@@ -34,7 +34,7 @@ from everlong.compaction.renderer import (
     render_outcome,
     shorten_pair,
 )
-from everlong.compaction.snapshot import Kept, Note, NoteKind
+from everlong.compaction.snapshot import KeptMessage, Note, NoteKind
 from everlong.compaction.text import clip, replace_surrogates, utf8_bytes
 from everlong.models import Entry, Kind
 
@@ -63,17 +63,17 @@ def build_group_notes(group: Group) -> Iterator[Note]:
             yield from build_result_notes(result)
 
 
-def get_call_lines(reply: Kept) -> tuple[str, ...]:
+def get_call_lines(reply: KeptMessage) -> tuple[str, ...]:
     """Return the line of each call of a reply, also if its arguments were shortened since."""
     return reply.calls or tuple(map(render_call, reply.message.tool_calls))
 
 
-def get_outcome_line(result: Kept) -> str:
+def get_outcome_line(result: KeptMessage) -> str:
     """Return the line of a result, also if it was shortened since."""
     return result.outcome or render_outcome(result.message.text, get_cut(result).left_out)
 
 
-def build_head_notes(kept: Kept) -> Iterator[Note]:
+def build_head_notes(kept: KeptMessage) -> Iterator[Note]:
     """Yield the notes of a message or a reply: its sentences, and the refs in its calls."""
     if kept.noted:
         return
@@ -86,7 +86,7 @@ def build_head_notes(kept: Kept) -> Iterator[Note]:
             yield from _build_ref_notes(kept, value, bulk=utf8_bytes(value) > BULK_BYTES)
 
 
-def build_result_notes(kept: Kept) -> Iterator[Note]:
+def build_result_notes(kept: KeptMessage) -> Iterator[Note]:
     """Yield the paths, commands and ids of a tool's result, and the numbers if it is short."""
     if kept.noted:
         return
@@ -136,7 +136,7 @@ def build_entry_note(entry: Entry, asked: str = "") -> Note | None:
     )
 
 
-def _build_sentence_notes(kept: Kept, text: str) -> Iterator[Note]:
+def _build_sentence_notes(kept: KeptMessage, text: str) -> Iterator[Note]:
     """Yield the sentences of a text as notes. A decision and its reason stay in one note."""
     room = _SENTENCES_BYTES_MAX
     for kind, joined in _join_sentences(kept, text):
@@ -145,7 +145,7 @@ def _build_sentence_notes(kept: Kept, text: str) -> Iterator[Note]:
         yield _build_sentence_note(kept, kind if room >= 0 or kind in _CUED else "prose", joined)
 
 
-def _join_sentences(kept: Kept, text: str) -> Iterator[tuple[NoteKind, str]]:
+def _join_sentences(kept: KeptMessage, text: str) -> Iterator[tuple[NoteKind, str]]:
     kind: NoteKind = "prose"
     joined = ""
     for sentence, heading in split_sentences(text):
@@ -167,12 +167,12 @@ def _continues(before: NoteKind, kind: NoteKind, sentence: str) -> bool:
     return before in _CUED and kind not in _CUED and is_continuation(sentence)
 
 
-def _build_sentence_note(kept: Kept, kind: NoteKind, text: str) -> Note:
+def _build_sentence_note(kept: KeptMessage, kind: NoteKind, text: str) -> Note:
     bytes_max = _PROSE_BYTES_MAX if kind == "prose" else _SENTENCE_BYTES_MAX
     return _build_note(kept, kind, clip(text, bytes_max))
 
 
-def _classify(kept: Kept, sentence: str, heading: str) -> NoteKind:
+def _classify(kept: KeptMessage, sentence: str, heading: str) -> NoteKind:
     by_user = kept.kind == Kind.MESSAGE
     if kept.kind != Kind.FAILURE:
         if is_open(sentence, heading, by_user=by_user):
@@ -186,7 +186,7 @@ def _classify(kept: Kept, sentence: str, heading: str) -> NoteKind:
     return "remark" if ends_turn or may_matter(sentence) else "prose"
 
 
-def _build_ref_notes(kept: Kept, text: str, *, bulk: bool) -> Iterator[Note]:
+def _build_ref_notes(kept: KeptMessage, text: str, *, bulk: bool) -> Iterator[Note]:
     kind: NoteKind = "mention" if bulk else "ref"
     room = _REFS_BYTES_MAX
     commands = [f"`{each}`" for each in find_commands(text, bulk=bulk)]
@@ -197,12 +197,12 @@ def _build_ref_notes(kept: Kept, text: str, *, bulk: bool) -> Iterator[Note]:
         yield _build_note(kept, kind, ref)
 
 
-def _build_number_notes(kept: Kept, text: str) -> Iterator[Note]:
+def _build_number_notes(kept: KeptMessage, text: str) -> Iterator[Note]:
     for _, snippet in find_numbers(text)[:_NUMBERS_MAX]:
         yield _build_note(kept, "number", clip(snippet, 80))
 
 
-def _build_note(kept: Kept, kind: NoteKind, text: str) -> Note:
+def _build_note(kept: KeptMessage, kind: NoteKind, text: str) -> Note:
     return Note(seq=kept.seq, kind=kind, text=text, source=kept.kind, time_ms=kept.time_ms)
 
 

@@ -51,7 +51,7 @@ class Note:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptMessage:
     """A message that the context still shows as a message."""
 
     seq: int
@@ -85,7 +85,7 @@ class Snapshot:
     facts: tuple[Fact, ...] = ()
     notes: tuple[Note, ...] = ()
     """Notes by seq."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptMessage, ...] = ()
     """The newest user message and the last steps, by seq."""
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     """Newest seq of the notes that did not fit, by their kind."""

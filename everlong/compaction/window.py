@@ -17,7 +17,7 @@ from everlong.compaction.context import (
 )
 from everlong.compaction.notes import get_call_lines, get_outcome_line
 from everlong.compaction.renderer import cut_arguments
-from everlong.compaction.snapshot import Kept
+from everlong.compaction.snapshot import KeptMessage
 from everlong.compaction.text import CUT_BYTES_MIN, Cut, replace_surrogates, utf8_bytes
 from everlong.models import Kind, Message
 from everlong.policy import Policy
@@ -113,7 +113,7 @@ def _measure_texts(group: Group) -> list[int]:
     ]
 
 
-def _measure_result(result: Kept | None) -> int:
+def _measure_result(result: KeptMessage | None) -> int:
     if result is None:
         return len(NOT_RUN)
     shown = utf8_bytes(get_cut(result).render(result.seq))
@@ -148,7 +148,7 @@ def _cut_head(group: Group, bytes_max: int) -> Group:
     return Group(head, group.results)
 
 
-def _cut_text(kept: Kept, bytes_max: int) -> Kept:
+def _cut_text(kept: KeptMessage, bytes_max: int) -> KeptMessage:
     whole = get_cut(kept)
     cut = whole.fit(bytes_max)
     if cut == whole:
@@ -157,7 +157,7 @@ def _cut_text(kept: Kept, bytes_max: int) -> Kept:
     return _replace_text(kept, cut, outcome)
 
 
-def _replace_text(kept: Kept, cut: Cut, outcome: str) -> Kept:
+def _replace_text(kept: KeptMessage, cut: Cut, outcome: str) -> KeptMessage:
     message = dataclasses.replace(kept.message, text=replace_surrogates(cut.head), native=None)
     return dataclasses.replace(
         kept,

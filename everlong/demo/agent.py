@@ -6,7 +6,7 @@ from typing import Final
 
 from everlong import limits
 from everlong.agents import Agent, Reply, tool
-from everlong.models import Decided, Message, ToolCall, make_printable
+from everlong.models import Decision, Message, ToolCall, make_printable
 from everlong.policy import Policy
 from everlong.testing import ScriptedModel, workload
 
@@ -52,7 +52,7 @@ def endless_script(turn: Sequence[Message]) -> Reply:
     return _call_tool("Once more.", number, search_logs.name, page=1)
 
 
-def build_expected_conversation(question: str, decided: Decided | None = None) -> list[Message]:
+def build_expected_conversation(question: str, decided: Decision | None = None) -> list[Message]:
     """Build the conversation that the thread's journal must hold, without running a thread.
 
     The restart counts as approved unless `decided` says otherwise.
@@ -74,7 +74,7 @@ def build_expected_conversation(question: str, decided: Decided | None = None) -
             conversation.append(message)
 
 
-def _restart_result(service: str, decided: Decided | None) -> str:
+def _restart_result(service: str, decided: Decision | None) -> str:
     if decided is None or decided.approve:
         return f"{service} restarted"
     why = f": {make_printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""

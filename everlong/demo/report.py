@@ -10,7 +10,7 @@ from rich.table import Table
 
 from everlong.demo.agent import STEPS
 from everlong.format import format_bytes
-from everlong.models import Decided, Message, ThreadStatus
+from everlong.models import Decision, Message, ThreadStatus
 
 SAVING_MIN: Final = 10.0
 RESUME_MS_MAX: Final = 5000.0
@@ -31,7 +31,7 @@ class Report:
     context_bytes: int
     """Bytes that all model calls have read."""
     compactions: int
-    decisions: Sequence[Decided]
+    decisions: Sequence[Decision]
     """The journal's decisions on the call that needed approval."""
     by_person: bool
     """Whether a user at the terminal could decide; otherwise the demo did."""

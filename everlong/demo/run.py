@@ -30,7 +30,7 @@ from everlong.demo.agent import STEPS, agent, build_expected_conversation, runaw
 from everlong.demo.report import APPROVER, Report, find_false_claims, make_table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable, DecisionRefused
-from everlong.models import Decided, Kind, ThreadStatus
+from everlong.models import Decision, Kind, ThreadStatus
 from everlong.storage.pack_store import PackStore
 from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
@@ -40,7 +40,7 @@ _AGENT_PATHS: Final = ("everlong.demo:agent", "everlong.demo:runaway")
 _KILL_AT_STEP: Final = 28
 _TURN_SECONDS_MAX: Final = 120.0
 _MARKER: Final = "everlong-demo"
-_DECIDED: Final = TypeAdapter(Decided)
+_DECIDED: Final = TypeAdapter(Decision)
 
 
 async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None) -> None:
@@ -208,7 +208,7 @@ async def _wait_for_enter(prompt: str) -> None:
         loop.remove_reader(sys.stdin)
 
 
-async def _read_decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decided]:
+async def _read_decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decision]:
     entries = await read_journal(client, packs, thread_id)
     return [_DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED]
 

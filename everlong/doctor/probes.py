@@ -15,7 +15,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.converter import DataConverter, WorkflowSerializationContext
 
 from everlong.errors import EverlongError
-from everlong.models import Seen, make_printable
+from everlong.models import ProbeResult, make_printable
 from everlong.storage import BlobStore
 
 PREFIX: Final = "doctor/"
@@ -44,13 +44,13 @@ async def decode(converter: DataConverter, text: str) -> bytes:
     return bytes(value)
 
 
-async def try_read(read: Callable[[], Awaitable[bytes]]) -> Seen:
+async def try_read(read: Callable[[], Awaitable[bytes]]) -> ProbeResult:
     """Return the digest of the bytes that `read` returns, or the error in words."""
     try:
         async with asyncio.timeout(SECONDS_MAX):
-            return Seen(digest=digest(await read()))
+            return ProbeResult(digest=digest(await read()))
     except Exception as error:  # noqa: BLE001 - a team's own converter may raise anything
-        return Seen(error=describe_error(error))
+        return ProbeResult(error=describe_error(error))
 
 
 def digest(data: bytes) -> str:

@@ -31,7 +31,7 @@ from everlong.models import (
     CHECKS_MAX,
     DOCTOR_WORKFLOW,
     Check,
-    Checked,
+    CheckResult,
     Checkup,
     make_printable,
     thread_key,
@@ -94,7 +94,7 @@ class Answer:
 
     worker: str
     """Identity of the worker; empty if no worker took the task."""
-    checked: Checked | None = None
+    checked: CheckResult | None = None
     error: str = ""
     started_ms: int = 0
     """Time at which the worker took the task, by the server's clock."""
@@ -252,9 +252,9 @@ def _parse_version(options: Any) -> WorkerDeploymentVersion | None:
     return WorkerDeploymentVersion(options.deployment_name, options.build_id)
 
 
-def _parse_answer(payloads: Sequence[Any]) -> tuple[Checked | None, str]:
+def _parse_answer(payloads: Sequence[Any]) -> tuple[CheckResult | None, str]:
     try:
-        [checked] = DataConverter.default.payload_converter.from_payloads(payloads, [Checked])
+        [checked] = DataConverter.default.payload_converter.from_payloads(payloads, [CheckResult])
     except Exception as error:  # noqa: BLE001 - another codec may wrap ours
         return None, f"its answer cannot be read ({type(error).__name__})"
     return checked, ""
@@ -355,7 +355,7 @@ def format_keys(key_ids: Sequence[str]) -> str:
     return f"keys {', '.join([f'{key_ids[0]} (writes)', *key_ids[1:]])}" if key_ids else "no keys"
 
 
-def _describe_worker(checked: Checked) -> str:
+def _describe_worker(checked: CheckResult) -> str:
     names = ", ".join(checked.agents[:_AGENTS_SHOWN])
     more = len(checked.agents) - _AGENTS_SHOWN
     return (
@@ -374,7 +374,7 @@ def _judge_failure(error: str) -> Problem:
     return Problem("failed", error, "See its log.")
 
 
-def _judge_store(asker: Asker, checked: Checked) -> list[Problem]:
+def _judge_store(asker: Asker, checked: CheckResult) -> list[Problem]:
     """Return the problems with the worker's store. With any, keys are not compared."""
     if not checked.probe.error:
         return []
@@ -397,7 +397,7 @@ def _judge_store(asker: Asker, checked: Checked) -> list[Problem]:
     ]
 
 
-def _judge_keys(asker: Asker, read: Read, checked: Checked) -> list[Problem]:
+def _judge_keys(asker: Asker, read: Read, checked: CheckResult) -> list[Problem]:
     """Return the problems of either side with payloads that the other wrote."""
     problems = []
     both = (
@@ -427,7 +427,7 @@ def _cut_remedy(error: str) -> str:
     return error.partition(". ")[0].rstrip(".")
 
 
-def _judge_versions(asker: Asker, checked: Checked) -> list[Problem]:
+def _judge_versions(asker: Asker, checked: CheckResult) -> list[Problem]:
     problems = []
     if checked.everlong != asker.versions.everlong:
         problems.append(

@@ -17,7 +17,7 @@ from temporalio.api.enums.v1 import CommandType
 
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
-from everlong.models import AGENT_WORKFLOW, DECIDE_UPDATE, SEND_UPDATE, SENT, Sent
+from everlong.models import AGENT_WORKFLOW, DECIDE_UPDATE, SEND_UPDATE, SENT, SentTime
 from everlong.models.thread_ids import check_new_id
 from everlong.telemetry.spans import format_traceparent
 
@@ -25,7 +25,7 @@ SENT_HEADER: Final = "everlong-sent"
 NEXUS_HEADER: Final = "everlong-nexus"
 _YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
 _UPDATES: Final = frozenset({SEND_UPDATE, DECIDE_UPDATE})
-_SENT: Final = TypeAdapter(Sent)
+_SENT: Final = TypeAdapter(SentTime)
 
 
 class SentTimeInterceptor(client.Interceptor, worker.Interceptor):
@@ -74,12 +74,12 @@ def _add_sent_header(update: Any) -> Any:
     if update.update not in _UPDATES:
         return update
     place = trace.get_current_span().get_span_context()
-    sent = Sent(ms=time.time_ns() // 1_000_000, trace=format_traceparent(place))
+    sent = SentTime(ms=time.time_ns() // 1_000_000, trace=format_traceparent(place))
     payload = Payload(metadata={"encoding": b"json/plain"}, data=_SENT.dump_json(sent))
     return dataclasses.replace(update, headers={**update.headers, SENT_HEADER: payload})
 
 
-def _read_sent_header(headers: Mapping[str, Payload]) -> Sent | None:
+def _read_sent_header(headers: Mapping[str, Payload]) -> SentTime | None:
     """Return the content of the header; None if it is missing or has another format."""
     payload = headers.get(SENT_HEADER)
     if payload is None:

@@ -13,7 +13,7 @@ from everlong.models.journal import (
     SnapshotRef,
 )
 from everlong.models.state import SendMessage
-from everlong.models.tools import Sent, ToolResult, WantedCall
+from everlong.models.tools import SentTime, ToolResult, WantedCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ModelCall:
 
     context: Context
     tail: tuple[Entry, ...]
-    acts_on: tuple[Sent, ...] = ()
+    acts_on: tuple[SentTime, ...] = ()
     """Times of the message and the decisions that this call acts on."""
     state_bytes: Bytes = 0
     """Size of the operational state."""
@@ -95,7 +95,7 @@ class ToolRun:
     tool: str
     approved: bool = False
     """Whether a person has approved the call."""
-    acts_on: Sent | None = None
+    acts_on: SentTime | None = None
     """Time of the approval."""
     inline_bytes_max: int = limits.STEP_RESULTS_BYTES_MAX
     """A larger result is stored as a pack; a smaller one comes back inside its entry."""
@@ -118,7 +118,7 @@ class Append:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Appended:
+class AppendResult:
     """Result of `everlong.append_journal`."""
 
     head: SegmentRef
@@ -140,7 +140,7 @@ class Compact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompactDone:
+class CompactResult:
     """Result of `everlong.compact`."""
 
     snapshot: SnapshotRef | None
@@ -180,7 +180,7 @@ class Brief:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Briefed:
+class BriefResult:
     """Result of `everlong.brief`: the first message of the sub-agent's thread, or a refusal."""
 
     message: SendMessage | None = None
@@ -216,7 +216,7 @@ class Checkup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ProbeResult:
     """Result of reading some bytes."""
 
     digest: str = ""
@@ -226,7 +226,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class CheckResult:
     """Result of `everlong.check`: a worker's versions and settings, and what it could read and write."""
 
     time_ms: int
@@ -243,11 +243,11 @@ class Checked:
     """Ids of the worker's keys; the first one writes."""
     attributes: bool
     """Whether the server had our search attributes when the worker last asked."""
-    probe: Seen
+    probe: ProbeResult
     """The object that the doctor wrote."""
-    payload: Seen
+    payload: ProbeResult
     """The payload that the doctor encoded."""
-    answer: Seen
+    answer: ProbeResult
     """Random bytes that the worker chose."""
     answer_payload: str = ""
     """Those bytes, encoded by the worker's data converter: a payload in base64."""

@@ -51,17 +51,17 @@ class Kind(StrEnum):
     ASKED = "asked"
     """A tool call waits for a person's decision: an `Approval`."""
     DECIDED = "decided"
-    """A decision of a person, or of the deadline: a `Decided`."""
+    """A decision of a person, or of the deadline: a `Decision`."""
     MEMORY = "memory"
     """A fact was remembered or forgotten: a `MemoryChange`."""
     COMPACTION = "compaction"
-    """The context has a new base: a `Compacted`."""
+    """The context has a new base: a `CompactionNote`."""
     LIMIT = "limit"
     """The policy paused or ended the thread: a `LimitHit`."""
     CONTROL = "control"
     """An operator paused, unpaused or configured the thread: a `ControlNote`."""
     FORK = "fork"
-    """The thread began as a fork of another: a `Forked`."""
+    """The thread began as a fork of another: a `ForkNote`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ class SnapshotRef:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compacted:
+class CompactionNote:
     """Data of a `compaction` entry: from here on, the context begins with this snapshot."""
 
     snapshot: SnapshotRef
@@ -303,7 +303,7 @@ class ControlNote:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forked:
+class ForkNote:
     """Data of a `fork` entry."""
 
     thread_id: str

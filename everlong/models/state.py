@@ -15,7 +15,7 @@ from everlong.models.journal import (
     SegmentRef,
     SnapshotRef,
 )
-from everlong.models.tools import Call, Sent
+from everlong.models.tools import Call, SentTime
 from everlong.policy import LimitHit, Policy, Streaks
 
 # Copies of dataclasses with other values, without validation.
@@ -59,7 +59,7 @@ class SendMessage:
     """The agent that the message is for; threads of other agents refuse it. Empty for any agent."""
     by: Who = ""
     """The sender, for the journal; empty if unknown."""
-    sent: Sent | None = None
+    sent: SentTime | None = None
     """Time at which it was sent. The thread sets it."""
     until_answered: Annotated[bool, Field(exclude_if=operator.not_)] = False
     """Whether the update completes with the turn instead of at once. It may also complete earlier."""
@@ -163,7 +163,7 @@ class FailedTurn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Received:
+class ReceivedMessage:
     """A message that was queued, with the id that its sender chose."""
 
     id: str
@@ -232,7 +232,7 @@ class ThreadState:
     """Digests of the newest requests that changed the policy."""
     answers: tuple[Answer, ...] = ()
     """The turns that ended last."""
-    received: tuple[Received, ...] = ()
+    received: tuple[ReceivedMessage, ...] = ()
     """The newest messages that had an id."""
     failed_turn: FailedTurn | None = None
     pause: Pause | None = None
@@ -265,7 +265,7 @@ class ThreadState:
     """Start of the current turn, or of its part in this run, in Unix milliseconds."""
     carried_after: str = ""
     """Id of the run before the last one, if a turn continued across both."""
-    acts_on: tuple[Sent, ...] = ()
+    acts_on: tuple[SentTime, ...] = ()
     """Times of the message and the decisions that the next model call acts on."""
     turn_steps: int = 0
     """Model calls of the current turn."""

@@ -13,7 +13,7 @@ from everlong.models.journal import Bytes, Entry, SegmentRef
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class SentTime:
     """When a message or a decision was sent, by its sender's clock."""
 
     ms: Annotated[int, Field(ge=0)]
@@ -21,7 +21,7 @@ class Sent:
     """W3C traceparent of the sender's span; empty if the sender is not traced."""
 
 
-SENT: Final[contextvars.ContextVar[Sent | None]] = contextvars.ContextVar("SENT", default=None)
+SENT: Final[contextvars.ContextVar[SentTime | None]] = contextvars.ContextVar("SENT", default=None)
 """Time of the update that is being handled; None if its sender's client has no plugin."""
 
 
@@ -70,7 +70,7 @@ class Approval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decided:
+class Decision:
     """Data of a `decided` entry."""
 
     id: str
@@ -119,7 +119,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waits:
+class PendingApproval:
     """The pending approval of a call."""
 
     asked_ms: int
@@ -144,10 +144,10 @@ class Call:
     digest: str = ""
     """Digest of the tool's name and arguments."""
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
-    waits: Waits | None = None
+    waits: PendingApproval | None = None
     """The pending approval; None otherwise."""
     approved: bool = False
-    sent: Sent | None = None
+    sent: SentTime | None = None
     """Time of the approval, until the call runs."""
     child_id: str = ""
     """Id of the sub-agent's thread, once the workflow has chosen it."""

@@ -2,8 +2,8 @@
 
 from everlong.policy.limits import (
     LimitHit,
-    Observed,
-    Repeated,
+    ObservedCall,
+    RepeatedFailure,
     RollReason,
     RunSize,
     Streaks,
@@ -26,9 +26,9 @@ __all__ = [
     "QUARANTINE_SECONDS_MIN",
     "Action",
     "LimitHit",
-    "Observed",
+    "ObservedCall",
     "Policy",
-    "Repeated",
+    "RepeatedFailure",
     "Retention",
     "RollReason",
     "RunSize",

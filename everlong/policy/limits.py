@@ -73,7 +73,7 @@ def find_limit_hit(policy: Policy, usage: Usage) -> LimitHit | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repeated:
+class RepeatedFailure:
     """A call that failed in the same way before, with the number of failures."""
 
     call: str
@@ -89,7 +89,7 @@ class Streaks:
     """Turns in a row that ended without an answer."""
     refused_steps: int = 0
     """Steps in a row in which every call named an unknown tool or had invalid arguments."""
-    failures: tuple[Repeated, ...] = ()
+    failures: tuple[RepeatedFailure, ...] = ()
     """Calls that failed and have not succeeded since, the newest last."""
     no_progress_steps: int = 0
     """Steps in a row that only repeated a recent one: same calls, same results."""
@@ -103,7 +103,7 @@ class Streaks:
 
 
 @dataclasses.dataclass(frozen=True)
-class Observed:
+class ObservedCall:
     """One tool call of a step, with its outcome."""
 
     call: str
@@ -112,7 +112,7 @@ class Observed:
     """`ok`, `failed` or `refused`."""
 
 
-def count_step(streaks: Streaks, calls: Sequence[Observed]) -> Streaks:
+def count_step(streaks: Streaks, calls: Sequence[ObservedCall]) -> Streaks:
     """Return the streaks after a step. All of its calls have a result."""
     failures = streaks.failures
     for observed in dict.fromkeys(calls):  # Equal calls count once per step.
@@ -137,13 +137,15 @@ def count_turn(streaks: Streaks, *, failed: bool) -> Streaks:
     return Streaks()
 
 
-def _record(failures: tuple[Repeated, ...], observed: Observed) -> tuple[Repeated, ...]:
+def _record(
+    failures: tuple[RepeatedFailure, ...], observed: ObservedCall
+) -> tuple[RepeatedFailure, ...]:
     before = [each for each in failures if each.call == observed.call]
     others = tuple(each for each in failures if each.call != observed.call)
     if observed.outcome == "ok":
         return others
     same = [each.count for each in before if each.failure == observed.result]
-    repeated = Repeated(call=observed.call, failure=observed.result, count=sum(same) + 1)
+    repeated = RepeatedFailure(call=observed.call, failure=observed.result, count=sum(same) + 1)
     return (*others, repeated)[-_FAILURES_MAX:]
 
 

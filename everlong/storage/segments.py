@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, RefRefused, UnknownVersion
 from everlong.models import (
-    Compacted,
+    CompactionNote,
     Entry,
     Kind,
     Message,
@@ -49,7 +49,7 @@ class _Versioned:
 _VERSIONED = TypeAdapter(_Versioned)
 _SEGMENT = TypeAdapter(Segment)
 _BODY = TypeAdapter(Body)
-_COMPACTED = TypeAdapter(Compacted)
+_COMPACTED = TypeAdapter(CompactionNote)
 
 
 def serialize_segment(segment: Segment) -> tuple[bytes, Segment]:
@@ -125,7 +125,7 @@ def extract_body(plaintext: bytes, entry: Entry) -> Body:
     return parse_json(_BODY, plaintext)
 
 
-def parse_compaction(entry: Entry) -> Compacted:
+def parse_compaction(entry: Entry) -> CompactionNote:
     """Return what a compaction entry says."""
     if entry.data is not None and "snapshot" not in entry.data:
         raise BlobMissing(

@@ -27,13 +27,13 @@ from everlong import limits
 from everlong.agents import Agent, Tool
 from everlong.models import (
     Compact,
-    CompactDone,
+    CompactResult,
     Context,
     Entry,
     Kind,
     ModelCall,
     Outcome,
-    Sent,
+    SentTime,
     ToolCall,
     Turn,
 )
@@ -186,7 +186,7 @@ class StepRecorder:
 
         yield set_sizes
 
-    def record_act(self, kind: str, sent: Sequence[Sent], context: Context) -> None:
+    def record_act(self, kind: str, sent: Sequence[SentTime], context: Context) -> None:
         """Record that a step begins to act on messages or decisions. Only the first attempt records."""
         if not sent or activity.info().attempt > 1:
             return
@@ -230,7 +230,7 @@ class StepRecorder:
         over_bytes = max(0, context_bytes - compact_at_bytes)
         self._meters.record("everlong.compaction.lag.size", over_bytes, labels, within)
 
-    def record_compaction(self, span: Span, compact: Compact, done: CompactDone) -> None:
+    def record_compaction(self, span: Span, compact: Compact, done: CompactResult) -> None:
         """Record the result of a compaction."""
         due_ms = compact.due_ms
         lag_seconds = 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)

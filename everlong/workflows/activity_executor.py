@@ -41,7 +41,7 @@ _HOLDS_MAX: Final = 10  # 10 s doubled ten times is far over the longest pause.
 _STEPS: Final = frozenset({CALL_MODEL, RUN_TOOL, BRIEF, COLLECT})
 
 
-class LeftWhileHeld(Exception):
+class StepAbandoned(Exception):
     """The run or the thread is about to end or to pause, so a held step is left as it is."""
 
 
@@ -50,7 +50,7 @@ def build_retry_policy(number: int = limits.CALL_ATTEMPTS_MAX) -> RetryPolicy:
     return RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=number)
 
 
-class Executor:
+class ActivityExecutor:
     """Runs the activities of one run of a thread."""
 
     def __init__(self, thread: "Thread") -> None:
@@ -96,7 +96,7 @@ class Executor:
                 if not should_leave():
                     holds = await self._pause(holds, should_leave)
                 if should_leave() or thread.roll_reason() is not None:
-                    raise LeftWhileHeld
+                    raise StepAbandoned
         finally:
             self._held.pop(token, None)
 

@@ -12,13 +12,13 @@ from everlong.models import (
     Approval,
     Call,
     Decide,
-    Decided,
+    Decision,
     Entry,
     Kind,
-    Sent,
+    PendingApproval,
+    SentTime,
     ThreadState,
     ToolResult,
-    Waits,
     add_data,
     build_error_result,
     make_printable,
@@ -35,7 +35,7 @@ def list_pending(state: ThreadState) -> list[Approval]:
     return [_build_approval(call, call.waits) for call in state.calls if call.waits is not None]
 
 
-def _build_approval(call: Call, waits: Waits) -> Approval:
+def _build_approval(call: Call, waits: PendingApproval) -> Approval:
     options = call.options
     return Approval(
         id=call.id,
@@ -56,7 +56,7 @@ def request(state: ThreadState, time_ms: int) -> ThreadState:
         if not call.options.needs_approval or call.waits or call.approved or call.result:
             continue
         deadline_seconds = call.options.deadline_seconds
-        waits = Waits(
+        waits = PendingApproval(
             asked_ms=time_ms,
             deadline_ms=None
             if deadline_seconds is None
@@ -94,7 +94,7 @@ def decide(
     decision: Decide,
     time_ms: int,
     key: str = "",
-    sent: Sent | None = None,
+    sent: SentTime | None = None,
 ) -> ThreadState:
     """Apply a decision that `explain_refusal` accepts."""
     state = expire(state, time_ms)
@@ -102,7 +102,7 @@ def decide(
         return state
     [approval] = [each for each in list_pending(state) if each.id == decision.id]
     # Made printable, since JSON needs six bytes for a control character.
-    decided = Decided(
+    decided = Decision(
         id=approval.id,
         tool=approval.tool,
         asked_ms=approval.asked_ms,
@@ -153,8 +153,8 @@ def carry(state: ThreadState, run_id: str) -> ThreadState:
     return replace_values(state, calls=calls, tail=add_run(state.tail), notes=add_run(state.notes))
 
 
-def _build_overdue(approval: Approval) -> Decided:
-    return Decided(
+def _build_overdue(approval: Approval) -> Decision:
+    return Decision(
         id=approval.id,
         tool=approval.tool,
         asked_ms=approval.asked_ms,
@@ -167,7 +167,7 @@ def _escalate(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSta
     """Pass an approval on to `escalate_to`, with the same time as the first approvers had."""
     [call] = [each for each in state.calls if each.id == approval.id]
     seconds = call.options.deadline_seconds or 0.0
-    waits = Waits(
+    waits = PendingApproval(
         asked_ms=approval.asked_ms,
         asked_run=call.waits.asked_run if call.waits else None,
         deadline_ms=time_ms + int(seconds * 1000),
@@ -180,10 +180,10 @@ def _escalate(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSta
 
 def _record_decision(
     state: ThreadState,
-    decided: Decided,
+    decided: Decision,
     time_ms: int,
     key: str = "",
-    sent: Sent | None = None,
+    sent: SentTime | None = None,
 ) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
     decided = replace_values(decided, asked_run=call.waits.asked_run if call.waits else None)
@@ -207,7 +207,7 @@ def _format_mark(approval_id: str, key: str) -> str:
     return f"{approval_id} {short_digest(key, size_bytes=8)}" if key else approval_id
 
 
-def build_denial(call: Call, decided: Decided, time_ms: int) -> ToolResult:
+def build_denial(call: Call, decided: Decision, time_ms: int) -> ToolResult:
     """Return the result of a denied call, for the model. It does not count as a failure."""
     why = f": {make_printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
     reason = f"denied by {make_printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"

@@ -10,7 +10,7 @@ from typing import Final
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
-from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
+from everlong.models import CHECK, DOCTOR_WORKFLOW, CheckResult, Checkup
 
 # A healthy worker answers within milliseconds, and its own checks end after 5 s.
 _CHECK: Final = timedelta(seconds=10)
@@ -27,7 +27,7 @@ class DoctorWorkflow:
             workflow.execute_activity(
                 CHECK,
                 checkup.check,
-                result_type=Checked,
+                result_type=CheckResult,
                 schedule_to_close_timeout=_CHECK,
                 retry_policy=RetryPolicy(maximum_attempts=1),
             )

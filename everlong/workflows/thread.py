@@ -22,9 +22,9 @@ from everlong.models import (
     MESSAGE_LOST,
     SENT,
     Append,
-    Appended,
+    AppendResult,
     Compact,
-    CompactDone,
+    CompactResult,
     Context,
     ControlNote,
     Decide,
@@ -45,8 +45,8 @@ from everlong.models.state import replace_values
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, find_limit_hit, find_roll_reason
 from everlong.workflows import approvals, transitions, visibility
 from everlong.workflows.activity_executor import (
-    Executor,
-    LeftWhileHeld,
+    ActivityExecutor,
+    StepAbandoned,
     build_retry_policy,
     describe_failure,
     get_failure_type,
@@ -67,7 +67,7 @@ class Thread:
         self.state = start.state
         self._policy = start.policy
         self._changes = start.changes
-        self._executor = Executor(self)
+        self._executor = ActivityExecutor(self)
         self._tools = ToolRunner(self, self._executor)
         # Only growth since the start counts: a start above the bound would end every run at once.
         self._first_bytes = workflow.info().get_current_history_size()
@@ -134,7 +134,7 @@ class Thread:
         If a step is held until the run should end, it is left as it is, and the next run continues it.
         So check `roll_reason` after each step.
         """
-        with contextlib.suppress(LeftWhileHeld):
+        with contextlib.suppress(StepAbandoned):
             await self._step()
 
     async def _step(self) -> None:
@@ -249,7 +249,7 @@ class Thread:
         """
         try:
             await self._flush()
-        except LeftWhileHeld:
+        except StepAbandoned:
             return False
         return True
 
@@ -265,7 +265,7 @@ class Thread:
                 error_type=_get_error_type(self.state),
                 turn=_get_turn(self.state),
             )
-            appended = await self._executor.execute(APPEND_JOURNAL, append, Appended, _STORE)
+            appended = await self._executor.execute(APPEND_JOURNAL, append, AppendResult, _STORE)
             self.state = transitions.apply_append(self.state, appended)
 
     async def keep_small(self) -> None:
@@ -289,7 +289,7 @@ class Thread:
         """
         try:
             return await self._compact(reason)
-        except LeftWhileHeld:
+        except StepAbandoned:
             return False
 
     async def _compact(self, reason: str) -> bool:
@@ -302,14 +302,14 @@ class Thread:
             due_ms=self.state.compaction_due_ms,
         )
         try:
-            done = await self._executor.execute(COMPACT, compact, CompactDone, _COMPACT)
+            done = await self._executor.execute(COMPACT, compact, CompactResult, _COMPACT)
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
             # A thread that cannot be compacted continues until its context reaches a limit.
             workflow.logger.warning("compaction failed: %s", describe_failure("it", error))
             size_bytes = self.state.context_bytes
-            done = CompactDone(
+            done = CompactResult(
                 snapshot=None, before_bytes=size_bytes, after_bytes=size_bytes, written_bytes=0
             )
         self.state = transitions.apply_compaction(self.state, done, reason, self.now_ms())

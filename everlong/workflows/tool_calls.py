@@ -27,7 +27,7 @@ from everlong.models import (
     CONTEXT_TOOLS,
     RUN_TOOL,
     Brief,
-    Briefed,
+    BriefResult,
     Call,
     Collect,
     Counters,
@@ -43,8 +43,8 @@ from everlong.models.search_attributes import build_start_attributes
 from everlong.models.state import replace_values
 from everlong.workflows import approvals, transitions
 from everlong.workflows.activity_executor import (
-    Executor,
-    LeftWhileHeld,
+    ActivityExecutor,
+    StepAbandoned,
     build_retry_policy,
     describe_failure,
 )
@@ -58,7 +58,7 @@ _OURS: Final = build_retry_policy()
 class ToolRunner:
     """Runs the tool calls of a thread's newest reply."""
 
-    def __init__(self, thread: "Thread", executor: Executor) -> None:
+    def __init__(self, thread: "Thread", executor: ActivityExecutor) -> None:
         self._thread = thread
         self._executor = executor
 
@@ -88,7 +88,7 @@ class ToolRunner:
         finally:
             for task in running.values():
                 task.cancel()
-        for error in sorted(errors.values(), key=lambda each: isinstance(each, LeftWhileHeld)):
+        for error in sorted(errors.values(), key=lambda each: isinstance(each, StepAbandoned)):
             raise error
 
     def _find_startable(self, taken: Container[str]) -> list[Call]:
@@ -181,7 +181,7 @@ class ToolRunner:
             tool=call.tool,
             child_id=child_id,
         )
-        briefed = await self._executor.execute(BRIEF, brief, Briefed, _OURS)
+        briefed = await self._executor.execute(BRIEF, brief, BriefResult, _OURS)
         if briefed.message is None:
             return briefed.refused
         # Record the id first: the child's report may arrive in the same task as the event of its start.

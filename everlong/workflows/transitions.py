@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from everlong import limits
 from everlong.models import (
     Answer,
-    Appended,
+    AppendResult,
     Call,
-    CompactDone,
-    Compacted,
+    CompactionNote,
+    CompactResult,
     Counters,
     Entry,
     FailedTurn,
@@ -21,7 +21,7 @@ from everlong.models import (
     MemoryChange,
     Message,
     ModelTurn,
-    Received,
+    ReceivedMessage,
     SendMessage,
     ThreadState,
     ToolResult,
@@ -34,7 +34,7 @@ from everlong.models import (
 )
 from everlong.models.state import replace_values
 from everlong.models.thread_ids import clean_id
-from everlong.policy import LimitHit, Observed, Policy, Usage, count_step, count_turn
+from everlong.policy import LimitHit, ObservedCall, Policy, Usage, count_step, count_turn
 
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
@@ -95,7 +95,7 @@ def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     state = add_to_counters(state, messages=1, written_bytes=stored_bytes)
     received = state.received
     if message.id:
-        new = Received(id=message.id, number=state.counters.messages)
+        new = ReceivedMessage(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
     # The checks and the update have used these fields; the turn does not need them.
     message = replace_values(message, agent="", stored_bytes=0, until_answered=False)
@@ -247,12 +247,14 @@ def settle(state: ThreadState, time_ms: int) -> ThreadState:
         if result.memory is not None:
             state = add_note(state, Kind.MEMORY, result.memory, time_ms)
     if done:
-        observed = [Observed(call.digest, result.digest, result.outcome) for call, result in done]
+        observed = [
+            ObservedCall(call.digest, result.digest, result.outcome) for call, result in done
+        ]
         state = replace_values(state, streaks=count_step(state.streaks, observed))
     return replace_values(state, calls=())
 
 
-def apply_append(state: ThreadState, appended: Appended) -> ThreadState:
+def apply_append(state: ThreadState, appended: AppendResult) -> ThreadState:
     """Remove the journalled entries from the tail. It may have got more of them meanwhile."""
     state = add_to_counters(state, written_bytes=appended.written_bytes)
     upto_seq = seq_after(appended.head) - 1
@@ -261,7 +263,7 @@ def apply_append(state: ThreadState, appended: Appended) -> ThreadState:
 
 
 def apply_compaction(
-    state: ThreadState, done: CompactDone, reason: str, time_ms: int
+    state: ThreadState, done: CompactResult, reason: str, time_ms: int
 ) -> ThreadState:
     """Use the new snapshot, if there is one, and note the compaction."""
     due_ms = state.compaction_due_ms
@@ -279,7 +281,7 @@ def apply_compaction(
     state = replace_values(
         state, snapshot=done.snapshot, context_bytes=done.after_bytes, context_tokens=0
     )
-    compacted = Compacted(
+    compacted = CompactionNote(
         snapshot=done.snapshot,
         reason=reason,
         before_bytes=done.before_bytes,

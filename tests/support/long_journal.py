@@ -7,7 +7,7 @@ from everlong import ThreadStart
 from everlong.compaction.snapshot import Snapshot, dump
 from everlong.models import (
     AGENT_WORKFLOW,
-    Compacted,
+    CompactionNote,
     Counters,
     Entry,
     Kind,
@@ -43,7 +43,7 @@ async def live_through(stage: Stage, thread_id: str, count: int, compacted_seq: 
     began_ms = time.time_ns() // 1_000_000 - count * EVERY_MS
     data = dump(Snapshot(upto_seq=compacted_seq, time_ms=began_ms, budget_bytes=65_536))
     ref, _ = await packs.write_body(thread, Kind.SNAPSHOT, data)
-    compacted = Compacted(
+    compacted = CompactionNote(
         snapshot=SnapshotRef(ref=ref, upto_seq=compacted_seq),
         reason="size",
         before_bytes=260_000,

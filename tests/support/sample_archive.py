@@ -7,13 +7,13 @@ from everlong.archive import Facts, Manifest, make_archive_id, writer
 from everlong.compaction import Snapshot, dump
 from everlong.models import (
     Approval,
-    Compacted,
+    CompactionNote,
     ControlNote,
     Counters,
-    Decided,
+    Decision,
     Entry,
     Fact,
-    Forked,
+    ForkNote,
     Kind,
     MemoryChange,
     Message,
@@ -109,7 +109,9 @@ class Life:
         )
         ref, _ = await self.packs.write_body(self.thread, Kind.SNAPSHOT, data)
         snapshot = SnapshotRef(ref=ref, upto_seq=upto_seq, context_bytes=len(data))
-        compacted = Compacted(snapshot=snapshot, reason="asked", before_bytes=9000, after_bytes=300)
+        compacted = CompactionNote(
+            snapshot=snapshot, reason="asked", before_bytes=9000, after_bytes=300
+        )
         await self.note(Kind.COMPACTION, compacted)
 
     def status(self, word: str = "archived") -> ThreadStatus:
@@ -149,7 +151,7 @@ async def build_thread(packs: PackStore, thread_id: str = "ops-7") -> Life:
     await life.step(tool="restart", result="error: no such service")
     asked = Approval(id="9-1-aa", tool="restart", arguments="{}", asked_ms=NOW_MS)
     await life.note(Kind.ASKED, asked)
-    decided = Decided(
+    decided = Decision(
         id="9-1-aa", tool="restart", asked_ms=NOW_MS, approve=True, by="ann", reason="go on"
     )
     await life.note(Kind.DECIDED, decided)
@@ -165,6 +167,6 @@ async def build_thread(packs: PackStore, thread_id: str = "ops-7") -> Life:
     await life.note(Kind.CONTROL, ControlNote(action="pause", by="bob", reason="look first"))
     hit = LimitHit(limit="steps_max", value=5, bound=4, action="archive")
     await life.note(Kind.LIMIT, hit)
-    await life.note(Kind.FORK, Forked(thread_id="ops-6", seq=3, by="cy"))
+    await life.note(Kind.FORK, ForkNote(thread_id="ops-6", seq=3, by="cy"))
     await life.say(Kind.MESSAGE, Message(role="user", text="☃"))
     return life

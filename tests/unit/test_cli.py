@@ -23,9 +23,9 @@ from everlong.models import (
     Approval,
     ControlNote,
     Counters,
-    Decided,
+    Decision,
     Fact,
-    Forked,
+    ForkNote,
     Kind,
     MemoryChange,
     ThreadStatus,
@@ -272,12 +272,14 @@ NOTES: list[tuple[Kind, object, str]] = [
     ),
     (
         Kind.DECIDED,
-        Decided(id="2-1", tool="restart", asked_ms=1, approve=False, by="ann", reason="no"),
+        Decision(id="2-1", tool="restart", asked_ms=1, approve=False, by="ann", reason="no"),
         "2-1 denied by ann: no",
     ),
     (
         Kind.DECIDED,
-        Decided(id="2-1", tool="restart", asked_ms=1, approve=False, by="deadline", escalated=True),
+        Decision(
+            id="2-1", tool="restart", asked_ms=1, approve=False, by="deadline", escalated=True
+        ),
         "2-1 escalated by deadline",
     ),
     (
@@ -296,7 +298,7 @@ NOTES: list[tuple[Kind, object, str]] = [
         ControlNote(action="configure", by="ann", changes={"steps_max": 5, "on_limit": "stop"}),
         "configure on_limit=stop steps_max=5 by ann",
     ),
-    (Kind.FORK, Forked(thread_id="t", seq=4), "of thread t at 4"),
+    (Kind.FORK, ForkNote(thread_id="t", seq=4), "of thread t at 4"),
 ]
 
 

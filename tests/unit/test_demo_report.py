@@ -8,7 +8,7 @@ import pytest
 
 from everlong.demo.agent import STEPS, build_expected_conversation
 from everlong.demo.report import APPROVER, RUNAWAY_LIMIT, Report, find_false_claims, naive_bytes
-from everlong.models import Counters, Decided, Message, ThreadStatus
+from everlong.models import Counters, Decision, Message, ThreadStatus
 from everlong.policy import LimitHit
 from everlong.testing import workload
 
@@ -28,7 +28,7 @@ TRUE = Report(
     blob_bytes=600_000,
     context_bytes=naive_bytes(EXPECTED) // 5,
     compactions=3,
-    decisions=[Decided(id="130-1", tool="restart", asked_ms=1, approve=True, by=APPROVER)],
+    decisions=[Decision(id="130-1", tool="restart", asked_ms=1, approve=True, by=APPROVER)],
     by_person=False,
     runaway=RUNAWAY,
     runs=2,
@@ -105,7 +105,7 @@ def test_the_workload_is_the_same_everywhere_and_of_the_promised_sizes() -> None
 
 
 def test_a_report_is_true_also_after_a_denial() -> None:
-    denied = Decided(
+    denied = Decision(
         id="130-1", tool="restart", asked_ms=1, approve=False, by="ana", reason="not now"
     )
     expected = build_expected_conversation("What happened?", denied)

@@ -26,7 +26,7 @@ from everlong.doctor.workers import (
     judge_workers,
 )
 from everlong.errors import ServerUnreachable, SetupRefused, StoreUnavailable
-from everlong.models import CHECK, Checked, Seen
+from everlong.models import CHECK, CheckResult, ProbeResult
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage.base import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
@@ -37,7 +37,7 @@ from tests.unit.test_cli import everlong
 
 HERE = Versions(everlong="1.0", sdk="1.35.0", sdk_wanted="<2,>=1.33", python="3.11.9")
 ASKER = Asker(versions=HERE, store="s3://a", key_ids=(), payload_digest="ours", has_attributes=True)
-WELL = Checked(
+WELL = CheckResult(
     time_ms=5000,
     everlong="1.0",
     sdk="1.35.0",
@@ -48,14 +48,14 @@ WELL = Checked(
     inline_bytes_max=3072,
     key_ids=(),
     attributes=True,
-    probe=Seen(digest="probe"),
-    payload=Seen(digest="ours"),
-    answer=Seen(digest="theirs"),
+    probe=ProbeResult(digest="probe"),
+    payload=ProbeResult(digest="ours"),
+    answer=ProbeResult(digest="theirs"),
     answer_payload="...",
 )
 
 
-def read(checked: Checked | None = WELL, error: str = "", worker: str = "w") -> Read:
+def read(checked: CheckResult | None = WELL, error: str = "", worker: str = "w") -> Read:
     return Read(Answer(worker, checked, error, started_ms=4990, ended_ms=5010), "theirs")
 
 
@@ -162,11 +162,16 @@ def test_a_clock_is_reported_only_if_it_is_wrong_for_sure(
 
 
 PROBLEMS = [
-    (changed(payload=Seen(error="no key. Add it.")), "failed", "(it says: no key)", "EVERLONG_KEYS"),
-    (changed(answer=Seen(digest="others")), "failed", "cannot be read here", "EVERLONG_KEYS"),
-    (changed(answer=Seen(error="denied")), "failed", "cannot write to the store", "credentials"),
-    (changed(store="s3://b", probe=Seen(error="x")), "failed", "another store, s3://b", "_STORE"),
-    (changed(probe=Seen(error="not there")), "failed", "(not there)", "same place"),
+    (
+        changed(payload=ProbeResult(error="no key. Add it.")),
+        "failed",
+        "(it says: no key)",
+        "EVERLONG_KEYS",
+    ),
+    (changed(answer=ProbeResult(digest="others")), "failed", "cannot be read here", "EVERLONG_KEYS"),
+    (changed(answer=ProbeResult(error="denied")), "failed", "cannot write to the store", "credentials"),
+    (changed(store="s3://b", probe=ProbeResult(error="x")), "failed", "another store, s3://b", "_STORE"),
+    (changed(probe=ProbeResult(error="not there")), "failed", "(not there)", "same place"),
     (changed(everlong="0.9"), "warning", "everlong is 1.0 here", "one version"),
     (changed(sdk="1.40.0", sdk_tested=False), "warning", "with temporalio 1.40.0", ">=1.33,<1.36"),
     (changed(attributes=False), "warning", "no search attributes", "checks again within a minute"),

@@ -6,30 +6,30 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from everlong.models import failure_digest, short_digest
-from everlong.policy import Observed, Streaks, count_step, count_turn
+from everlong.policy import ObservedCall, Streaks, count_step, count_turn
 
 OUTCOMES = {"x": "ok", "y": "failed", "z": "failed", "r": "refused"}
 observed = st.builds(
-    lambda call, result: Observed(call, result, OUTCOMES[result]),
+    lambda call, result: ObservedCall(call, result, OUTCOMES[result]),
     st.sampled_from("abc"),
     st.sampled_from(sorted(OUTCOMES)),
 )
 steps = st.lists(st.lists(observed, min_size=1, max_size=4), max_size=30)
 
 
-def after(*taken: list[Observed]) -> Streaks:
+def after(*taken: list[ObservedCall]) -> Streaks:
     streaks = Streaks()
     for step in taken:
         streaks = count_step(streaks, step)
     return streaks
 
 
-def ok(call: str, result: str = "x") -> list[Observed]:
-    return [Observed(call, result, "ok")]
+def ok(call: str, result: str = "x") -> list[ObservedCall]:
+    return [ObservedCall(call, result, "ok")]
 
 
-def failed(call: str, result: str = "x") -> list[Observed]:
-    return [Observed(call, result, "failed")]
+def failed(call: str, result: str = "x") -> list[ObservedCall]:
+    return [ObservedCall(call, result, "failed")]
 
 
 @pytest.mark.guarantee(69)
@@ -54,7 +54,7 @@ def test_a_step_counts_a_failure_once_however_often_it_calls() -> None:
 
 
 def test_a_step_is_refused_if_no_call_ran() -> None:
-    refused = [Observed("a", "x", "refused")]
+    refused = [ObservedCall("a", "x", "refused")]
     assert after(refused, refused).refused_steps == 2
     assert after(refused, [*refused, *ok("b")]).refused_steps == 0
     assert after(refused, failed("b")).refused_steps == 0
@@ -92,13 +92,13 @@ def test_an_answer_is_progress_and_a_failed_turn_is_not() -> None:
 
 @pytest.mark.guarantee(69)
 def test_calls_that_fail_together_in_every_step_are_all_remembered() -> None:
-    failing = [Observed(f"c{number}", "boom", "failed") for number in range(19)]
-    taken = [[*failing, Observed(f"tick{step}", str(step), "ok")] for step in range(6)]
+    failing = [ObservedCall(f"c{number}", "boom", "failed") for number in range(19)]
+    taken = [[*failing, ObservedCall(f"tick{step}", str(step), "ok")] for step in range(6)]
     assert after(*taken).same_failure == 6
 
 
 @given(steps)
-def test_streaks_stay_small_and_never_overcount(taken: list[list[Observed]]) -> None:
+def test_streaks_stay_small_and_never_overcount(taken: list[list[ObservedCall]]) -> None:
     streaks = after(*taken)
     assert len(TypeAdapter(Streaks).dump_json(streaks)) < 2048
     assert streaks.no_progress_steps < max(1, len(taken))
@@ -109,7 +109,7 @@ def test_streaks_stay_small_and_never_overcount(taken: list[list[Observed]]) -> 
 
 
 @given(steps)
-def test_the_same_steps_give_the_same_streaks_after_a_roll(taken: list[list[Observed]]) -> None:
+def test_the_same_steps_give_the_same_streaks_after_a_roll(taken: list[list[ObservedCall]]) -> None:
     codec = TypeAdapter(Streaks)
     streaks = Streaks()
     for step in taken:

@@ -32,7 +32,7 @@ from everlong.models import (
     APPEND_JOURNAL,
     CALL_MODEL,
     Append,
-    Appended,
+    AppendResult,
     Control,
 )
 from tests.unit.test_progress import History, head, reply
@@ -336,7 +336,7 @@ async def test_payloads_are_decoded_in_the_workers_context() -> None:
     history = History().signal("pause", Control()).signal("unpause").send(1).model(reply(2))
     history.decide("2-1-abcd", approve=True)
     appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=()))
-    history.completed(appending, Appended(head=head(3), written_bytes=1))
+    history.completed(appending, AppendResult(head=head(3), written_bytes=1))
     codec = Contexts()
     server = Server(page(*history.events))
     server.data_converter = dataclasses.replace(pydantic_data_converter, payload_codec=codec)

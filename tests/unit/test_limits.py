@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from everlong import Policy, limits
 from everlong.models import Counters, ThreadState
-from everlong.policy import LimitHit, Repeated, Streaks, Usage, find_limit_hit
+from everlong.policy import LimitHit, RepeatedFailure, Streaks, Usage, find_limit_hit
 from everlong.workflows import transitions
 
 BOUNDS: dict[str, float] = {
@@ -74,7 +74,10 @@ def test_a_reason_is_short_and_names_the_limit() -> None:
 
 
 def test_usage_is_read_from_the_threads_state() -> None:
-    failures = (Repeated(call="a", failure="x", count=4), Repeated(call="b", failure="y", count=2))
+    failures = (
+        RepeatedFailure(call="a", failure="x", count=4),
+        RepeatedFailure(call="b", failure="y", count=2),
+    )
     state = ThreadState(
         counters=Counters(steps=1, tokens=2, cost_usd=3.0, written_bytes=4, context_bytes=99),
         step_bytes=5,
@@ -102,7 +105,7 @@ def test_an_unpause_resets_reviewed_usage(name: str) -> None:
         step_bytes=10**6,
         streaks=Streaks(
             failed_turns=9,
-            failures=(Repeated(call="a", failure="x", count=9),),
+            failures=(RepeatedFailure(call="a", failure="x", count=9),),
             no_progress_steps=9,
             recent=("r",),
         ),

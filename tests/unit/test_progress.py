@@ -24,7 +24,7 @@ from everlong.models import (
     HELD,
     RUN_TOOL,
     Append,
-    Appended,
+    AppendResult,
     Call,
     CallOptions,
     Context,
@@ -35,7 +35,8 @@ from everlong.models import (
     Message,
     ModelTurn,
     Pause,
-    Received,
+    PendingApproval,
+    ReceivedMessage,
     Ref,
     Report,
     SegmentRef,
@@ -44,7 +45,6 @@ from everlong.models import (
     ThreadState,
     ThreadStatus,
     ToolRun,
-    Waits,
     WantedCall,
     build_entry,
 )
@@ -244,7 +244,7 @@ async def test_a_message_is_counted_while_its_update_waits_for_the_answer() -> N
 
 async def test_a_message_carried_to_a_second_run_is_not_a_new_one() -> None:
     counters = Counters(messages=3, answered=2)
-    received = (Received(id="a", number=3),)
+    received = (ReceivedMessage(id="a", number=3),)
     history = History(ThreadState(in_turn=True, counters=counters, received=received)).task()
     history.accepted("send", SendMessage(text="hi", id="a", until_answered=True))
     assert (await history.progress()).messages == 3
@@ -307,7 +307,7 @@ async def test_a_failure_ends_a_turn_once_it_is_journalled() -> None:
     appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(said,)))
     assert (await history.progress()).answered == 0
     seen = (
-        await history.completed(appending, Appended(head=head(2), written_bytes=1))
+        await history.completed(appending, AppendResult(head=head(2), written_bytes=1))
         .task()
         .progress()
     )
@@ -395,7 +395,7 @@ async def test_an_idle_tool_next_to_an_approval_means_a_pause_by_policy(
     history = History().send(1).model(reply(2, call(), TOOL))
     if is_rolled:
         calls = (
-            Call(id="2-1-abcd", call_id="c", tool="pay", waits=Waits(asked_ms=1)),
+            Call(id="2-1-abcd", call_id="c", tool="pay", waits=PendingApproval(asked_ms=1)),
             Call(id="2-2-", call_id="t", tool="read"),
         )
         history = History(ThreadState(in_turn=True, head=head(2), calls=calls)).task()
@@ -566,7 +566,7 @@ def _play(history: History, turn: str, seq: int) -> int:
         entry = build_entry(seq + 2, Kind.FAILURE, Message(role="failure", text="no"), 1)
         history.failed(history.scheduled(CALL_MODEL), "Refused", "no").task()
         appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(entry,)))
-        history.completed(appending, Appended(head=head(seq + 2), written_bytes=1)).task()
+        history.completed(appending, AppendResult(head=head(seq + 2), written_bytes=1)).task()
         return seq + 2
     if turn == "pause":
         history.signal("pause").task().signal("unpause").task()

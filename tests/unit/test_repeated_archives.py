@@ -9,7 +9,7 @@ from everlong.archive import manifest as manifests
 from everlong.errors import EverlongError
 from everlong.models import (
     Entry,
-    Forked,
+    ForkNote,
     Kind,
     Message,
     SegmentRef,
@@ -39,7 +39,7 @@ async def compactions(journal: Journal, head: SegmentRef | None) -> list[Entry]:
 async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life:
     archive = await StoredArchive.open(life.packs, manifest)
     seq = manifest.entries
-    last = build_note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
+    last = build_note(seq + 1, Kind.FORK, ForkNote(thread_id=life.thread_id, seq=seq), NOW_MS)
     again = Life(life.packs, new_id, fake_namespace.NAMESPACE)
     found = await restore.restore_journal(
         life.packs, again.thread, archive, last, writer.ignore_progress

@@ -27,8 +27,8 @@ from everlong.activities import AgentActivities
 from everlong.codecs import EverlongCodec
 from everlong.models import (
     Append,
-    Appended,
-    Decided,
+    AppendResult,
+    Decision,
     Kind,
     Ref,
     SegmentRef,
@@ -259,7 +259,9 @@ async def test_the_span_of_a_failed_offload_has_only_the_error_type() -> None:
 
 
 BEGAN_MS = 1_000
-DECIDED = Decided(id="4-1", tool="pay", asked_ms=2_000, approve=True, by="alice", asked_run="run-1")
+DECIDED = Decision(
+    id="4-1", tool="pay", asked_ms=2_000, approve=True, by="alice", asked_run="run-1"
+)
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["goes on", "ends"])
@@ -307,11 +309,11 @@ async def test_a_flush_names_the_current_turn(
     thread = Thread(ThreadStart(agent="ops", state=state))
     appends: list[Append] = []
 
-    async def execute(name: str, argument: Append, *_: Any) -> Appended:
+    async def execute(name: str, argument: Append, *_: Any) -> AppendResult:
         appends.append(argument)
         ref = Ref(thread="0" * 32, digest="0" * 64, size_bytes=1, kind=Kind.SEGMENT)
         head = SegmentRef(ref=ref, first_seq=1, count=1)
-        return Appended(head=head, written_bytes=1)
+        return AppendResult(head=head, written_bytes=1)
 
     monkeypatch.setattr(thread._executor, "execute", execute)
     assert await thread.flush()

@@ -28,7 +28,7 @@ from everlong.models import (
     Report,
     SegmentRef,
     SendMessage,
-    Sent,
+    SentTime,
     SnapshotRef,
     ThreadState,
     ToolResult,
@@ -38,7 +38,7 @@ from everlong.models import (
     seq_after,
 )
 from everlong.models.state import replace_values
-from everlong.policy import LimitHit, Repeated, Streaks
+from everlong.policy import LimitHit, RepeatedFailure, Streaks
 from everlong.workflows import approvals, transitions
 
 WIDE = "\U0001f600"  # Four bytes in UTF-8, the most that a printable character takes in JSON.
@@ -52,7 +52,7 @@ REF = Ref(
 )
 HEAD = SegmentRef(ref=dataclasses.replace(REF, preview=""), first_seq=10**9, count=10**6)
 NOW_MS = 10**13
-SENT = Sent(ms=NOW_MS, trace="0" * 55)
+SENT = SentTime(ms=NOW_MS, trace="0" * 55)
 
 
 def with_full_inbox(state: ThreadState, message: SendMessage) -> ThreadState:
@@ -83,7 +83,7 @@ def busy(message: SendMessage) -> ThreadState:
         turn_steps=10**9,
         step_bytes=10**9,
         streaks=Streaks(
-            failures=(Repeated(call="c" * 8, failure="f" * 8, count=10**6),)
+            failures=(RepeatedFailure(call="c" * 8, failure="f" * 8, count=10**6),)
             * limits.TOOL_CALLS_MAX,
             recent=("e" * 8,) * 8,
         ),

@@ -11,10 +11,10 @@ from everlong.compaction import Snapshot, dump
 from everlong.errors import EntryNotFound, RefRefused
 from everlong.models import (
     Approval,
-    Compacted,
+    CompactionNote,
     ControlNote,
     Counters,
-    Decided,
+    Decision,
     Entry,
     Fact,
     Kind,
@@ -54,7 +54,7 @@ def asked(seq: int, name: str, **more: object) -> Entry:
 
 def decided(seq: int, name: str, **more: object) -> Entry:
     said = {"tool": "restart", "asked_ms": 1, "approve": True, "by": "ann", **more}
-    decision = Decided(id=name, **said)  # type: ignore[arg-type]
+    decision = Decision(id=name, **said)  # type: ignore[arg-type]
     return build_note(seq, Kind.DECIDED, decision, 1000 * seq)
 
 
@@ -160,7 +160,7 @@ async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> No
     journal = Journal(packs, KEY)
     snapshot = Snapshot(upto_seq=2, time_ms=2000, budget_bytes=1000, summary="they met")
     ref, _ = await packs.write_body(KEY, Kind.SNAPSHOT, dump(snapshot))
-    compacted = Compacted(
+    compacted = CompactionNote(
         snapshot=SnapshotRef(ref=ref, upto_seq=2), reason="asked", before_bytes=9, after_bytes=5
     )
     entries = [
@@ -188,7 +188,7 @@ async def test_a_snapshot_of_an_unrelated_thread_is_not_read() -> None:
     strange = thread_key("default", "other")
     data = dump(Snapshot(upto_seq=1, time_ms=0, budget_bytes=1000, summary="secret"))
     ref, _ = await packs.write_body(strange, Kind.SNAPSHOT, data)
-    compacted = Compacted(
+    compacted = CompactionNote(
         snapshot=SnapshotRef(ref=ref, upto_seq=1), reason="asked", before_bytes=9, after_bytes=5
     )
     entries = [said(1, Kind.MESSAGE, "hello"), build_note(2, Kind.COMPACTION, compacted, 2000)]

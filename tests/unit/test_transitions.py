@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 from everlong import limits
 from everlong.models import (
     Append,
-    Appended,
+    AppendResult,
     CallOptions,
-    CompactDone,
-    Compacted,
+    CompactionNote,
+    CompactResult,
     ControlNote,
     Decide,
     Entry,
@@ -198,7 +198,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def end_flush(self) -> None:
         assert self.under_way is not None
-        appended = Appended(head=self.appended(self.under_way.entries), written_bytes=1)
+        appended = AppendResult(head=self.appended(self.under_way.entries), written_bytes=1)
         self.state = transitions.apply_append(self.state, appended)
         self.under_way = None
 
@@ -209,7 +209,7 @@ class Life(RuleBasedStateMachine):
         snapshot = SnapshotRef(ref=REF, upto_seq=seq)
         if snapshot != self.state.snapshot:
             self.noted.append(f"compacted to {seq}")
-        done = CompactDone(snapshot=snapshot, before_bytes=2, after_bytes=1, written_bytes=1)
+        done = CompactResult(snapshot=snapshot, before_bytes=2, after_bytes=1, written_bytes=1)
         self.state = transitions.apply_compaction(self.state, done, "asked", self.time_ms)
 
     @precondition(lambda self: self.quiet)
@@ -338,7 +338,7 @@ def test_a_message_repeated_with_its_id_is_recognized() -> None:
 def test_a_compaction_without_effect_is_not_recorded() -> None:
     snapshot = SnapshotRef(ref=REF, upto_seq=3)
     state = ThreadState(snapshot=snapshot, compaction_due_ms=5, context_bytes=9)
-    done = CompactDone(
+    done = CompactResult(
         snapshot=snapshot, before_bytes=9, after_bytes=9, written_bytes=0, next_expiry_ms=77
     )
     after = transitions.apply_compaction(state, done, "policy", 10)
@@ -348,11 +348,11 @@ def test_a_compaction_without_effect_is_not_recorded() -> None:
 
 def test_a_compaction_records_its_delay() -> None:
     state = ThreadState(compaction_due_ms=1000, context_bytes=9)
-    done = CompactDone(
+    done = CompactResult(
         snapshot=SnapshotRef(ref=REF, upto_seq=3), before_bytes=9, after_bytes=4, written_bytes=2
     )
     after = transitions.apply_compaction(state, done, "policy", 3500)
     [note] = after.notes
-    compacted = TypeAdapter(Compacted).validate_python(note.data)
+    compacted = TypeAdapter(CompactionNote).validate_python(note.data)
     assert (compacted.lag_seconds, compacted.reason) == (2.5, "policy")
     assert (after.context_bytes, after.counters.compactions) == (4, 1)
