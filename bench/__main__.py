@@ -105,16 +105,16 @@ async def _measure_through_server(size: server.Size, kind: str) -> Report:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everlong-bench-")))
         running = await start_server(folder)
         stack.enter_context(running.process)
-        places = in_files(folder) if kind == "file" else in_bucket(folder, stack)
+        places = make_folders(folder) if kind == "file" else start_bucket(folder, stack)
         return await server.measure_server(running.address, places, folder, size)
 
 
-def in_files(folder: Path) -> dict[str, Place]:
+def make_folders(folder: Path) -> dict[str, Place]:
     """Return a directory for each variant."""
     return {variant: Place((folder / name).as_uri()) for variant, name in _NAMES.items()}
 
 
-def in_bucket(folder: Path, stack: contextlib.ExitStack) -> dict[str, Place]:
+def start_bucket(folder: Path, stack: contextlib.ExitStack) -> dict[str, Place]:
     """Start an S3 server, which `stack` stops; return a prefix for each variant."""
     data = folder / "weed"
     data.mkdir()

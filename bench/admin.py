@@ -167,7 +167,7 @@ async def measure_journals(server: TemporalServer, folder: Path, size: Size) -> 
         )
     rows = []
     async with Worker(own, task_queue="bench-admin"), open_admin(server, folder) as browser:
-        for what, path in _thread_paths().items():
+        for what, path in _list_thread_paths().items():
             took: dict[str, list[float]] = {"short": [], "long": []}
             for _ in range(size.requests):
                 for thread_id, entries in lengths.items():
@@ -179,11 +179,11 @@ async def measure_journals(server: TemporalServer, folder: Path, size: Size) -> 
                 report.add("series of the long one", long, "ms", most=_FIRST_BYTE_MS_MAX)
             else:
                 report.add(f"{what}, long against short", long / short, "times", most=_RATIO_MAX)
-    report.series.append(_series(rows))
+    report.series.append(_add_series(rows))
     return report
 
 
-def _thread_paths() -> dict[str, str]:
+def _list_thread_paths() -> dict[str, str]:
     base = "/api/v1/threads/{id}"
     return {
         "overview": base,
@@ -197,7 +197,7 @@ def _thread_paths() -> dict[str, str]:
     }
 
 
-def _series(rows: Sequence[tuple[str, float, float, float]]) -> "Table":
+def _add_series(rows: Sequence[tuple[str, float, float, float]]) -> "Table":
     return Table("median of a request", ("what", "short, ms", "long, ms", "long / short"), rows)
 
 

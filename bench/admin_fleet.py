@@ -21,7 +21,7 @@ from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from bench.fake_frontend import FakeFrontend, Row, listed_bytes
+from bench.fake_frontend import FakeFrontend, Row, serialize_row
 from bench.report import Report
 from bench.report import Series as Table
 from bench.synthetic_threads import attributes, card
@@ -116,10 +116,10 @@ async def measure_fleets(folder: Path, sizes: Sequence[int], asked: int) -> Repo
 
 
 async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[str, Measured]:
-    server = FakeFrontend(await _rows(size))
+    server = FakeFrontend(await _build_rows(size))
     with server.serve(LOOPBACK) as address:
         async with _open_admin(address, folder) as (browser, pid):
-            cold_ms = await _first_byte_ms(browser, "/", _HTML)
+            cold_ms = await _measure_first_byte_ms(browser, "/", _HTML)
             what = f"{size:,}: threads page, the first request"
             report.add(what, cold_ms, "ms", most=FIRST_BYTE_MS_MAX)
             before = server.calls["ListWorkflowExecutions"]
@@ -140,11 +140,13 @@ async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[
                     report.add(f"{size:,}: {what}, requests", made, most=REQUESTS_MAX)
             for name in ("VmRSS", "VmHWM"):
                 what = {"VmRSS": "memory", "VmHWM": "peak memory"}[name]
-                report.add(f"{size:,}: {what}", _memory_mib(pid, name), "MiB", most=RSS_MIB_MAX)
+                report.add(
+                    f"{size:,}: {what}", _read_memory_mib(pid, name), "MiB", most=RSS_MIB_MAX
+                )
     return found
 
 
-async def _rows(size: int) -> list[Row]:
+async def _build_rows(size: int) -> list[Row]:
     """Return executions, oldest first. One in ten has ended."""
     codec = EverlongPlugin(store=MemoryBlobStore()).codec
     converter = pydantic_data_converter.payload_converter
@@ -182,7 +184,7 @@ async def _rows(size: int) -> list[Row]:
                 closed_ms,
                 values["EverlongStatus"],
                 values["EverlongAgent"],
-                listed_bytes(info),
+                serialize_row(info),
             )
         )
     return found
@@ -207,13 +209,15 @@ async def _ask(
     headers: dict[str, str],
     asked: int,
 ) -> Measured:
-    before, cpu_before = server.calls.total(), _cpu_seconds(pid)
-    took = [await _first_byte_ms(browser, path(number), headers) for number in range(asked)]
-    made, cpu = server.calls.total() - before, _cpu_seconds(pid) - cpu_before
+    before, cpu_before = server.calls.total(), _read_cpu_seconds(pid)
+    took = [await _measure_first_byte_ms(browser, path(number), headers) for number in range(asked)]
+    made, cpu = server.calls.total() - before, _read_cpu_seconds(pid) - cpu_before
     return Measured(statistics.median(took), max(took), 1000 * cpu / asked, made / asked)
 
 
-async def _first_byte_ms(browser: httpx.AsyncClient, path: str, headers: dict[str, str]) -> float:
+async def _measure_first_byte_ms(
+    browser: httpx.AsyncClient, path: str, headers: dict[str, str]
+) -> float:
     began = time.perf_counter()
     async with browser.stream("GET", path, headers=headers) as answer:
         took = 1000 * (time.perf_counter() - began)
@@ -237,12 +241,12 @@ async def _wait_until_complete(browser: httpx.AsyncClient, threads: int) -> floa
     raise TimeoutError(f"the list is not complete after {_COMPLETE_SECONDS_MAX:.0f} s")
 
 
-def _cpu_seconds(pid: int) -> float:
+def _read_cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory_mib(pid: int, name: str) -> float:
+def _read_memory_mib(pid: int, name: str) -> float:
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
     if found is None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from bench.conversation import Turn, mixed_turns, session_turns
+from bench.conversation import Turn, build_mixed_turns, build_session_turns
 from bench.exchange import ColdRead, Loop, Sides, Tally, read_cold
 from bench.report import Cell, Report, Series
 from bench.stores import CountingStore
@@ -38,12 +38,12 @@ class Scenario:
     """Steps of all lists together, as a multiple of the measured step counts."""
 
 
-MIXED: Final = Scenario("mixed sizes", mixed_turns)
-SESSION: Final = Scenario("session's sizes", session_turns)
-INTERLEAVED: Final = Scenario("8 lists", mixed_turns, lists=8)
+MIXED: Final = Scenario("mixed sizes", build_mixed_turns)
+SESSION: Final = Scenario("session's sizes", build_session_turns)
+INTERLEAVED: Final = Scenario("8 lists", build_mixed_turns, lists=8)
 # 400 steps of each list, not of all together.
-INTERLEAVED_SESSIONS: Final = Scenario("8 sessions", session_turns, lists=8, steps_times=8)
-INTERLEAVED_LONG: Final = Scenario("8 long lists", mixed_turns, lists=8, steps_times=8)
+INTERLEAVED_SESSIONS: Final = Scenario("8 sessions", build_session_turns, lists=8, steps_times=8)
+INTERLEAVED_LONG: Final = Scenario("8 long lists", build_mixed_turns, lists=8, steps_times=8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +85,12 @@ async def measure_amplification(size: Size) -> Report:
     points: list[Point] = []
     for scenario in size.scenarios:
         for seed in size.seeds:
-            conversations = _conversations(scenario, seed, size.steps[-1])
+            conversations = _build_conversations(scenario, seed, size.steps[-1])
             for workers in _SETUPS:
                 began = time.monotonic()
                 points += await run_scenario(scenario, workers, seed, size.steps, conversations)
                 show_progress(f"{scenario.name}, {workers} worker(s), seed {seed}", began)
-    report.series.append(_table(points))
+    report.series.append(_build_table(points))
     for scenario in size.scenarios:
         for workers in _SETUPS:
             chosen = [p for p in points if (p.scenario, p.workers) == (scenario.name, workers)]
@@ -141,7 +141,7 @@ def show_progress(what: str, began: float) -> None:
     sys.stderr.flush()
 
 
-def _conversations(scenario: Scenario, seed: int, steps: int) -> list[list[Turn]]:
+def _build_conversations(scenario: Scenario, seed: int, steps: int) -> list[list[Turn]]:
     if scenario.lists == 1:
         return [scenario.turns(seed, steps)]
     each = -(-steps * scenario.steps_times // scenario.lists)
@@ -189,7 +189,7 @@ def _judge(report: Report, what: str, points: Sequence[Point], size: Size) -> No
     )
 
 
-def _table(points: Sequence[Point]) -> Series:
+def _build_table(points: Sequence[Point]) -> Series:
     columns = (
         "loop",
         "workers",

@@ -11,7 +11,15 @@ from typing import Final
 from temporalio.api.common.v1 import Payload
 
 from bench import growth, measure
-from bench.payloads import MB, decode, encode, json_payload, new_bytes, new_codec, with_new_end
+from bench.payloads import (
+    MB,
+    build_new_bytes,
+    decode,
+    encode,
+    make_codec,
+    make_json_payload,
+    replace_end,
+)
 from bench.report import Report
 from bench.stores import CountingStore
 from everlong.codecs import EverlongCodec
@@ -40,7 +48,7 @@ async def measure_codec(size: Size) -> Report:
     report.series.append(growth.series(steps))
     growth.add_sizes(report, steps, judged=size.judged)
     growth.add_rates(report, steps)
-    body = new_bytes(size.body_bytes)
+    body = build_new_bytes(size.body_bytes)
     await _measure_first(report, body, size)
     await _measure_warm(report, body, size)
     await _measure_stalls(report, body, size)
@@ -50,8 +58,8 @@ async def measure_codec(size: Size) -> Report:
 
 async def _measure_first(report: Report, body: bytes, size: Size) -> None:
     """Time the first encode of new bytes."""
-    payload = json_payload(body)
-    codecs = [new_codec() for _ in range(size.repetitions)]
+    payload = make_json_payload(body)
+    codecs = [make_codec() for _ in range(size.repetitions)]
     pair = await measure.time_in_turns(
         range(size.repetitions),
         lambda turn: encode(codecs[turn], payload, f"first-{turn}"),
@@ -67,14 +75,14 @@ async def _measure_first(report: Report, body: bytes, size: Size) -> None:
 
 async def _measure_warm(report: Report, body: bytes, size: Size) -> None:
     """Time the encode of a payload that repeats the previous one, with 1% new bytes at its end."""
-    codec = new_codec()
-    await encode(codec, json_payload(body))
-    current = body, json_payload(body)
+    codec = make_codec()
+    await encode(codec, make_json_payload(body))
+    current = body, make_json_payload(body)
 
     def prepare(turn: int) -> None:
         nonlocal current
-        data = with_new_end(body, turn)
-        current = data, json_payload(data)
+        data = replace_end(body, turn)
+        current = data, make_json_payload(data)
 
     pair = await measure.time_in_turns(
         range(size.repetitions),
@@ -92,13 +100,13 @@ async def _measure_warm(report: Report, body: bytes, size: Size) -> None:
 
 async def _measure_stalls(report: Report, body: bytes, size: Size) -> None:
     """Measure stalls of the event loop while the codec runs, and while zstd runs in a thread."""
-    payload = json_payload(body)
-    warm = new_codec()
+    payload = make_json_payload(body)
+    warm = make_codec()
     await encode(warm, payload)
     machine, first, again, cold = (measure.Stalls() for _ in range(4))
     for turn in range(size.repetitions):
         store = MemoryBlobStore()
-        changed = json_payload(with_new_end(body, turn))
+        changed = make_json_payload(replace_end(body, turn))
         async with machine.watch():
             await asyncio.to_thread(measure.compress, body)
         async with first.watch():
@@ -134,13 +142,13 @@ async def _measure_memory(
         before = _reset_peak()
         encoded = await encode(codec, payloads[-1])
         encode_peak = tracemalloc.get_traced_memory()[1] - before
-        retained = _retained(start, store)
+        retained = _count_retained(start, store)
         before = _reset_peak()
         await decode(EverlongCodec(inner), encoded)
         decode_peak = tracemalloc.get_traced_memory()[1] - before
         for number in range(size.threads):
-            await encode(codec, json_payload(body), f"memory-{number}")
-        retained_all = _retained(start, store)
+            await encode(codec, make_json_payload(body), f"memory-{number}")
+        retained_all = _count_retained(start, store)
     finally:
         tracemalloc.stop()
     last = len(payloads[-1].data)
@@ -157,7 +165,7 @@ def _reset_peak() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def _retained(start: int, store: CountingStore) -> int:
+def _count_retained(start: int, store: CountingStore) -> int:
     """Return the bytes allocated since `start`, without the objects in the store."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0] - start - store.put_bytes

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from bench.payloads import json_value
+from bench.payloads import encode_value
 from everlong.testing import workload
 
 # Message sizes of a real coding session of 453 model calls, as quantiles in steps of 5%. The mean of
@@ -51,23 +51,23 @@ def list_data(messages: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(messages) + b"]"
 
 
-def mixed_turns(seed: int, count: int) -> list[Turn]:
+def build_mixed_turns(seed: int, count: int) -> list[Turn]:
     """Return steps of the agent workload: results of 2, 32 and 512 KiB."""
     return [_turn(index, seed, *workload.step(index, seed)) for index in range(count)]
 
 
-def session_turns(seed: int, count: int) -> list[Turn]:
+def build_session_turns(seed: int, count: int) -> list[Turn]:
     """Return steps whose messages have the sizes of a real coding session: small ones."""
-    return list(_session_turns(seed, count))
+    return list(_build_session_turns(seed, count))
 
 
-def _session_turns(seed: int, count: int) -> Iterator[Turn]:
+def _build_session_turns(seed: int, count: int) -> Iterator[Turn]:
     source = random.Random(f"{seed} session")  # noqa: S311 - test data, not a secret
     for index in range(count):
         reply_bytes = _draw(source, _REPLY_BYTES)
         result_bytes = max(1, _draw(source, _RESULT_BYTES) - _ENVELOPE_BYTES)
         reply, result = workload.step(index, seed, result_bytes)
-        more = reply_bytes - len(json_value(reply))
+        more = reply_bytes - len(encode_value(reply))
         if more > 0:
             reply["content"] += workload.passage(_REPLY_TEXT_FROM + index, more, seed)
         calls = source.random() < _TOOL_SHARE
@@ -79,9 +79,9 @@ def _turn(
 ) -> Turn:
     asked = {"role": "user", "id": f"user-{index}", "content": f"Go on with task {seed}-{index}."}
     return Turn(
-        before=[json_value(asked)] if asks or index == 0 else [],
-        reply=json_value(reply),
-        results=[json_value(result) for result in results],
+        before=[encode_value(asked)] if asks or index == 0 else [],
+        reply=encode_value(reply),
+        results=[encode_value(result) for result in results],
     )
 
 

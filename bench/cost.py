@@ -24,7 +24,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from bench.cost_actions import Cost, cost_of, histories, requests
+from bench.cost_actions import Cost, histories, read_cost, requests
 from bench.report import Report, Series, finish, machine
 from everlong import Agent, EverlongPlugin, Policy, Reply, ThreadStart, tool
 from everlong.client.status import list_pending
@@ -81,7 +81,7 @@ def publish(page: int) -> str:
     return f"page {page} is out"
 
 
-def _script(turn: Sequence[Message]) -> Reply:
+def _reply_by_script(turn: Sequence[Message]) -> Reply:
     done = sum(message.role == "tool" for message in turn)
     name = next_call(turn[0].text, done)
     if not name:
@@ -90,8 +90,8 @@ def _script(turn: Sequence[Message]) -> Reply:
     return Reply(tool_calls=(ToolCall(id=f"call-{done}", tool=name, arguments=arguments),))
 
 
-def _agent() -> Agent:
-    return Agent(name="reader", model=ScriptedModel(_script), tools=[read_page, publish])
+def _build_agent() -> Agent:
+    return Agent(name="reader", model=ScriptedModel(_reply_by_script), tools=[read_page, publish])
 
 
 # The plain loop does the same with a list of messages, passed whole to the model's activity.
@@ -231,8 +231,8 @@ class PlainVariant:
 
 
 @contextlib.asynccontextmanager
-async def _everlong(address: str, folder: Path) -> AsyncIterator[EverlongVariant]:
-    plugin = EverlongPlugin(store=(folder / "blobs").as_uri(), agents=[_agent()])
+async def _open_everlong(address: str, folder: Path) -> AsyncIterator[EverlongVariant]:
+    plugin = EverlongPlugin(store=(folder / "blobs").as_uri(), agents=[_build_agent()])
     client = await Client.connect(address, plugins=[plugin])
     queue = f"cost-{uuid.uuid4().hex[:8]}"
     async with Worker(client, task_queue=queue):
@@ -240,7 +240,7 @@ async def _everlong(address: str, folder: Path) -> AsyncIterator[EverlongVariant
 
 
 @contextlib.asynccontextmanager
-async def _plain(address: str) -> AsyncIterator[PlainVariant]:
+async def _open_plain(address: str) -> AsyncIterator[PlainVariant]:
     client = await Client.connect(address)
     queue = f"cost-{uuid.uuid4().hex[:8]}"
     async with Worker(
@@ -304,14 +304,14 @@ class _Meter:
     @contextlib.asynccontextmanager
     async def count(self, thread_id: str, *, new: bool = True) -> AsyncIterator[list[Cost]]:
         """Yield a list that gets the cost of the body once the body has ended."""
-        before = Cost() if new else await cost_of(self.variant.client, thread_id)
+        before = Cost() if new else await read_cost(self.variant.client, thread_id)
         found: list[Cost] = []
         yield found
-        cost = (await cost_of(self.variant.client, thread_id)).since(before)
-        asked = await self._requests_of(cost.actions["activities"])
+        cost = (await read_cost(self.variant.client, thread_id)).since(before)
+        asked = await self._count_requests(cost.actions["activities"])
         found.append(cost.with_requests(asked))
 
-    async def _requests_of(self, activities: int) -> Counter[str]:
+    async def _count_requests(self, activities: int) -> Counter[str]:
         """Return the requests since the last call, once they include the ends of these activities.
 
         The server publishes its metrics about once a second. Earlier heartbeats and queries are
@@ -327,7 +327,7 @@ class _Meter:
 
     async def all(self) -> tuple[Counter[str], Cost]:
         """Return all requests of this variant, and the totals of its histories."""
-        costs = [await cost_of(self.variant.client, thread_id) for thread_id in self.ids]
+        costs = [await read_cost(self.variant.client, thread_id) for thread_id in self.ids]
         actions: Counter[str] = sum((cost.actions for cost in costs), Counter())
         counted = Cost(actions, sum(cost.events for cost in costs), sum(c.runs for c in costs))
         return self._last - self._first, counted
@@ -342,7 +342,7 @@ async def _turn(meter: _Meter, text: str, activities: int, *, rolls: int = 0) ->
     return thread_id, found[0]
 
 
-async def _approval(meter: _Meter) -> Cost:
+async def _measure_approval(meter: _Meter) -> Cost:
     """Return the extra cost of a call that needs approval."""
     _, free = await _turn(meter, "read 1", 3)
     thread_id = meter.new_id()
@@ -354,7 +354,7 @@ async def _approval(meter: _Meter) -> Cost:
     return found[0].since(free)
 
 
-async def _idle(meter: _Meter, whole: Cost) -> Cost:
+async def _measure_idle(meter: _Meter, whole: Cost) -> Cost:
     """Return the cost of an idle thread after its answer."""
     thread_id = meter.new_id()
     variant = meter.variant
@@ -380,12 +380,12 @@ async def _measure_variant(variant: Variant, metrics_port: int, *, quick: bool) 
         await variant.send(thread_id, "say")
         await _settle(variant, thread_id, 2 * STEPS + 2)
     rows["a turn of one model call"] = turn[0], 1
-    rows["an approval, more than the same call"] = await _approval(meter), 1
+    rows["an approval, more than the same call"] = await _measure_approval(meter), 1
     if not quick:
         _, rolling = await _turn(meter, f"read {STEPS}", 2 * STEPS + 1, rolls=2)
         rolled = rolling.since(whole)
         rows["a roll"] = rolled, rolled.runs
-        rows["an idle day, after the last answer"] = await _idle(meter, whole), 1
+        rows["an idle day, after the last answer"] = await _measure_idle(meter, whole), 1
     rows[f"{STEPS} fast steps, start to answer"] = whole, 1
     asked, counted = await meter.all()
     for each in meter.ids:
@@ -395,9 +395,9 @@ async def _measure_variant(variant: Variant, metrics_port: int, *, quick: bool) 
 
 async def measure_cost(address: str, metrics_port: int, folder: Path, *, quick: bool) -> Report:
     """Measure the variants one after the other: the server's metrics do not distinguish them."""
-    async with _everlong(address, folder) as everlong:
+    async with _open_everlong(address, folder) as everlong:
         ours = await _measure_variant(everlong, metrics_port, quick=quick)
-    async with _plain(address) as plain:
+    async with _open_plain(address) as plain:
         theirs = await _measure_variant(plain, metrics_port, quick=quick)
     return _report(ours, theirs)
 
@@ -405,7 +405,7 @@ async def measure_cost(address: str, metrics_port: int, folder: Path, *, quick: 
 def _report(ours: Costs, theirs: Costs) -> Report:
     report = Report("Bounds")
     columns = ("what", "Everlong: actions", "events", "plain loop: actions", "events")
-    rows = [(what, *_pair(*ours.rows[what]), *_pair(*theirs.rows[what])) for what in ours.rows]
+    rows = [(what, *_divide(*ours.rows[what]), *_divide(*theirs.rows[what])) for what in ours.rows]
     report.series.append(Series("Billed actions and history events", columns, rows))
     kinds = sorted({*ours.whole.actions, *theirs.whole.actions, "heartbeats", "queries"})
     report.series.append(
@@ -420,7 +420,7 @@ def _report(ours: Costs, theirs: Costs) -> Report:
     report.add("... of which queries", ours.whole.actions["queries"], most=0)
     report.add("... over the plain loop's", ours.whole.billed / theirs.whole.billed)
     for variant, costs in (("Everlong", ours), ("plain loop", theirs)):
-        for what, requested, counted in _checks(costs):
+        for what, requested, counted in _build_checks(costs):
             report.add(
                 f"{variant}: {what} in histories, as in the server's request metrics",
                 counted,
@@ -438,11 +438,11 @@ def _report(ours: Costs, theirs: Costs) -> Report:
     return report
 
 
-def _pair(cost: Cost, times: int = 1) -> tuple[float, float]:
+def _divide(cost: Cost, times: int = 1) -> tuple[float, float]:
     return cost.billed / times, cost.events / times
 
 
-def _checks(costs: Costs) -> list[tuple[str, int, int]]:
+def _build_checks(costs: Costs) -> list[tuple[str, int, int]]:
     """Return the operations that both histories and request metrics count: name, requests, events."""
     asked, counted = costs.requests, costs.counted.actions
     return [

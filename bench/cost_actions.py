@@ -69,7 +69,7 @@ class Cost:
         return dataclasses.replace(self, actions=self.actions + asked)
 
 
-def billed_events(events: Iterable[HistoryEvent]) -> Counter[str]:
+def list_billed_events(events: Iterable[HistoryEvent]) -> Counter[str]:
     """Return the billed actions of one run, by kind."""
     actions: Counter[str] = Counter()
     tasks_with_markers: set[int] = set()
@@ -104,10 +104,10 @@ async def histories(client: Client, workflow_id: str) -> list[Sequence[HistoryEv
     return found
 
 
-async def cost_of(client: Client, workflow_id: str) -> Cost:
+async def read_cost(client: Client, workflow_id: str) -> Cost:
     """Return the costs of a workflow id so far, without queries and heartbeats."""
     runs = await histories(client, workflow_id)
-    actions: Counter[str] = sum((billed_events(events) for events in runs), Counter())
+    actions: Counter[str] = sum((list_billed_events(events) for events in runs), Counter())
     return Cost(actions, sum(len(events) for events in runs), len(runs))
 
 

@@ -13,7 +13,7 @@ from rich.progress import track
 
 from bench.evidence_corpus import DOMAINS, Transcript, corpus
 from bench.evidence_held_out import UNSEEN
-from bench.evidence_measure import KINDS, ROUNDS, Count, Survival, survival
+from bench.evidence_measure import KINDS, ROUNDS, Count, Survival, measure_survival
 
 TRANSCRIPTS: Final = 40
 _DOCUMENT: Final = Path(__file__).parents[1] / "docs/compaction.md"
@@ -106,10 +106,10 @@ def measure(
     """Compact transcripts and count their remaining evidence, for some at tighter budgets too."""
     evidence = Evidence()
     for transcript in transcripts:
-        evidence.add(transcript.domain, *survival(transcript))
+        evidence.add(transcript.domain, *measure_survival(transcript))
     for words, transcript in tight:
         for share in SHARES:
-            left, _ = survival(transcript, share, recall=False)
+            left, _ = measure_survival(transcript, share, recall=False)
             evidence.tight.setdefault((words, share), Row()).add_left(left)
     return evidence
 
@@ -120,12 +120,12 @@ def table(evidence: Evidence) -> str:
         "| transcripts | open asks | decisions | tool-call pairs | paths | commands | ids "
         "| paths, commands, ids | numbers | all else through recall |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        *(_line(name, evidence.rows[name]) for name in DOMAINS if name in evidence.rows),
-        _line("**all**", evidence.rows["all"]),
-        _line("*truncation: the last 10% of tokens*", evidence.cut, recalled=False),
+        *(_format_line(name, evidence.rows[name]) for name in DOMAINS if name in evidence.rows),
+        _format_line("**all**", evidence.rows["all"]),
+        _format_line("*truncation: the last 10% of tokens*", evidence.cut, recalled=False),
         "",
-        f"Context after {ROUNDS} compactions: {_range(evidence.tokens)} of the original's tokens at "
-        f"four bytes a token, {_range(evidence.pieces)} by a stricter count.",
+        f"Context after {ROUNDS} compactions: {_format_range(evidence.tokens)} of the original's tokens "
+        f"at four bytes a token, {_format_range(evidence.pieces)} by a stricter count.",
     ]
     stale = evidence.stale_asks
     lines.append(
@@ -138,7 +138,7 @@ def table(evidence: Evidence) -> str:
             "| what is left | words | open asks | listed as open | decisions | listed as decided "
             "| both, of users | tool-call pairs | paths, commands, ids | numbers |",
             "|---|---|---|---|---|---|---|---|---|---|",
-            *(_tight_line(*key, row) for key, row in evidence.tight.items()),
+            *(_format_tight_line(*key, row) for key, row in evidence.tight.items()),
         ]
     return "\n".join(lines)
 
@@ -173,16 +173,16 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if evidence.failures else 0
 
 
-def _line(name: str, row: Row, *, recalled: bool = True) -> str:
+def _format_line(name: str, row: Row, *, recalled: bool = True) -> str:
     columns = [*KINDS[:6], "refs", "numbers"]
-    shares = [_share(row.refs if each == "refs" else row.counts[each]) for each in columns]
+    shares = [_format_share(row.refs if each == "refs" else row.counts[each]) for each in columns]
     lost = sum(count.there - count.kept for count in row.counts.values())
     found = sum(count.recalled for count in row.counts.values())
     rest = f"{found:,} of {lost:,}" if recalled else "-"
     return f"| {' | '.join([name, *shares, rest])} |"
 
 
-def _tight_line(words: str, share: float, row: Row) -> str:
+def _format_tight_line(words: str, share: float, row: Row) -> str:
     counts = row.counts
     shares = [
         counts["asks"],
@@ -194,15 +194,15 @@ def _tight_line(words: str, share: float, row: Row) -> str:
         row.refs,
         counts["numbers"],
     ]
-    return f"| {' | '.join([f'{share:.1%}', words, *map(_share, shares)])} |"
+    return f"| {' | '.join([f'{share:.1%}', words, *map(_format_share, shares)])} |"
 
 
-def _share(count: Count) -> str:
+def _format_share(count: Count) -> str:
     # Rounded down: 100% is all of them.
     return f"{int(1000 * count.share) / 10:g}%"
 
 
-def _range(shares: Sequence[float]) -> str:
+def _format_range(shares: Sequence[float]) -> str:
     return f"{min(shares):.1%} to {max(shares):.1%}"
 
 

@@ -12,7 +12,13 @@ from typing import Final
 
 from bench import evidence_phrases as phrases
 from bench.evidence_names import World
-from bench.evidence_outputs import failed_output, failures_of, long_output, shell_line, short_output
+from bench.evidence_outputs import (
+    build_failed_output,
+    build_long_output,
+    build_shell_line,
+    build_short_output,
+    find_failures,
+)
 from everlong.compaction import Item
 from everlong.models import Entry, Kind, Message, ToolCall, build_entry
 
@@ -120,7 +126,7 @@ class _Writer:
         if self.random.random() < 0.2:
             parts.append(self._opening())
         if self.random.random() < 0.08:
-            parts.append("This is what I see:\n```\n" + long_output(self.world, 15) + "\n```")
+            parts.append("This is what I see:\n```\n" + build_long_output(self.world, 15) + "\n```")
         self._message(parts)
         for _ in range(self.random.randint(4, 16)):
             self._step()
@@ -165,7 +171,7 @@ class _Writer:
         if self._closing and self.random.random() < 0.7:
             parts.append(self._closing.pop(0))
         if self.random.random() < 0.3:
-            parts.append(f"To see it yourself: `{shell_line(self.world)}`")
+            parts.append(f"To see it yourself: `{build_shell_line(self.world)}`")
         between = self.random.choice([" ", "\n", "\n- "])
         text = between.join(part for part in parts if part) + self._lists()
         self._add(Kind.REPLY, Message(role="assistant", text=text))
@@ -198,7 +204,7 @@ class _Writer:
     def _value(self, name: str) -> str:
         world = self.world
         if name in ("command", "cmd"):
-            return shell_line(world)
+            return build_shell_line(world)
         if name == "path":
             return world.path()
         if name == "id":
@@ -214,16 +220,16 @@ class _Writer:
     def _result(self, reply_seq: int, call: ToolCall, argument: str) -> None:
         dice, outcome = self.random.random(), ""
         if dice < 0.08:
-            text, outcome = failed_output(self.world)
+            text, outcome = build_failed_output(self.world)
         elif dice < 0.4 or call.tool in ("edit", "note", "send_reply"):
-            text = short_output(self.world, self._number)
+            text = build_short_output(self.world, self._number)
             outcome = text.splitlines()[0]
         elif dice < 0.75:
-            text = long_output(self.world, self.random.randint(20, 60))
+            text = build_long_output(self.world, self.random.randint(20, 60))
         else:
-            text = long_output(self.world, self.random.randint(80, 250))
+            text = build_long_output(self.world, self.random.randint(80, 250))
         message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
-        outcome = outcome or failures_of(text)
+        outcome = outcome or find_failures(text)
         entry = self._add(Kind.TOOL_RESULT, message)
         self.truth.pairs.append(Pair(call.id, reply_seq, entry.seq, call.tool, argument, outcome))
 
@@ -336,7 +342,7 @@ class _Writer:
     def _take(self, item: Item) -> Entry:
         """Add an entry; the evidence that was drawn for it and occurs in it counts as planted."""
         self.items.append(item)
-        whole, seq = text_of(item), item.entry.seq
+        whole, seq = format_item(item), item.entry.seq
         for drawn, planted in (
             (self.world.paths, self.truth.paths),
             (self.world.commands, self.truth.commands),
@@ -350,7 +356,7 @@ class _Writer:
         return item.entry
 
 
-def text_of(item: Item) -> str:
+def format_item(item: Item) -> str:
     """Return the text of an entry, and the values of its arguments."""
     if item.message is None:
         return json.dumps(item.entry.data)

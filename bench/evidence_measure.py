@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
-from bench.evidence_corpus import Pair, Planted, Transcript, text_of
+from bench.evidence_corpus import Pair, Planted, Transcript, format_item
 from everlong import compaction
 from everlong.compaction import Item, Snapshot
 from everlong.models import Kind, Message
@@ -81,7 +81,7 @@ def pieces(messages: Sequence[Message]) -> int:
     return sum(len(_PIECE.findall(text)) for text in _texts(messages))
 
 
-def whole_context(transcript: Transcript) -> list[Message]:
+def build_whole_context(transcript: Transcript) -> list[Message]:
     """Return the context as if nothing were ever compacted."""
     return compaction.build_context(None, transcript.items, _POLICY, 0, lambda _: _WHOLE)
 
@@ -115,11 +115,11 @@ def truncate(whole: Sequence[Message], budget: int) -> list[Message]:
     return found[::-1]
 
 
-def survival(
+def measure_survival(
     transcript: Transcript, share: float = SHARE, *, recall: bool = True
 ) -> tuple[Survival, dict[str, Count]]:
     """Return the remains of a transcript after compaction, and after truncation of its beginning."""
-    whole = whole_context(transcript)
+    whole = build_whole_context(transcript)
     budget = int(compaction.measure_messages(whole) * share)
     shown, digest = compact_in_rounds(transcript, budget)
     counts, missing = measure_context(transcript, shown, recall=recall)
@@ -150,7 +150,7 @@ def measure_context(
     def count(kind: str, there: Iterable[Planted], is_kept: Callable[[Planted], bool]) -> None:
         wanted = list(there)
         lost = [each for each in wanted if not is_kept(each)]
-        found = sum(recalls(transcript.items, each) for each in lost) if recall else 0
+        found = sum(can_recall(transcript.items, each) for each in lost) if recall else 0
         counts[kind] = Count(len(wanted), len(wanted) - len(lost), found)
         missing[kind] = [each.text for each in lost]
 
@@ -168,9 +168,9 @@ def measure_context(
     return counts, missing
 
 
-def recalls(items: Sequence[Item], wanted: Planted) -> bool:
+def can_recall(items: Sequence[Item], wanted: Planted) -> bool:
     """Return whether recall finds a text, both by its seq page after page and by search."""
-    text = text_of(items[wanted.seq - 1])
+    text = format_item(items[wanted.seq - 1])
     pattern = wanted.text[: compaction.PATTERN_CHARS_MAX].replace("*", "\\*")
     if not compaction.grep(text, pattern, bytes_max=RECALL_BYTES):
         return False

@@ -8,7 +8,7 @@ from bench.evidence_names import World
 from bench.evidence_phrases import PEOPLE
 
 
-def short_output(world: World, numbers: Callable[[str], str]) -> str:
+def build_short_output(world: World, numbers: Callable[[str], str]) -> str:
     """Return a line or two; `numbers` records each number."""
     n = numbers(str(world.random.randint(1000, 99999)))
     f = numbers(f"{world.random.uniform(1, 900):.2f}")
@@ -27,7 +27,7 @@ def short_output(world: World, numbers: Callable[[str], str]) -> str:
     )
 
 
-def failed_output(world: World) -> tuple[str, str]:
+def build_failed_output(world: World) -> tuple[str, str]:
     """Return the output of a failed call, and its words for the failure."""
     path, word = world.path(), world.word()
     reason = world.random.choice(
@@ -52,12 +52,12 @@ def failed_output(world: World) -> tuple[str, str]:
     return form.format(reason, path), reason
 
 
-def long_output(world: World, lines: int) -> str:
+def build_long_output(world: World, lines: int) -> str:
     """Return an output of about `lines` lines, typical for the kind of work."""
     return world.random.choice(_DUMPS[world.domain])(world, lines)
 
 
-def _log(world: World, lines: int) -> str:
+def _build_log(world: World, lines: int) -> str:
     draw, word = world.random, world.word
     traces = [world.new_id() for _ in range(max(2, lines // 14))]
     found = []
@@ -78,7 +78,7 @@ def _log(world: World, lines: int) -> str:
     return "\n".join(found)
 
 
-def _json_list(world: World, lines: int) -> str:
+def _build_json_list(world: World, lines: int) -> str:
     source = world.random
     records = [
         {
@@ -94,7 +94,7 @@ def _json_list(world: World, lines: int) -> str:
     return json.dumps(records, indent=source.choice([None, 1]))
 
 
-def _table(world: World, lines: int) -> str:
+def _build_table(world: World, lines: int) -> str:
     draw = world.random
     found = ["region | segment | customers | revenue | share", "-" * 46]
     found += [
@@ -105,7 +105,7 @@ def _table(world: World, lines: int) -> str:
     return "\n".join([*found, f"({lines} rows)", f"source: {world.path()}"])
 
 
-def _diff(world: World, lines: int) -> str:
+def _build_diff(world: World, lines: int) -> str:
     source, found = world.random, []
     for _ in range(max(1, lines // 25)):
         path = world.path()
@@ -128,7 +128,7 @@ def _diff(world: World, lines: int) -> str:
     return "\n".join(found)
 
 
-def _grep(world: World, lines: int) -> str:
+def _build_grep(world: World, lines: int) -> str:
     files = [world.path() for _ in range(max(3, lines // 6))]
     return "\n".join(
         f"{world.random.choice(files)}:{world.random.randint(1, 900)}:"
@@ -137,7 +137,7 @@ def _grep(world: World, lines: int) -> str:
     )
 
 
-def _source_code(world: World, lines: int) -> str:
+def _build_source_code(world: World, lines: int) -> str:
     found = [f'"""Module {world.word()}."""', "import sys", ""]
     for _ in range(max(1, lines // 6)):
         name, argument = world.word(), world.word()
@@ -166,14 +166,14 @@ def _test_run(world: World, lines: int) -> str:
     )
 
 
-def failures_of(text: str) -> str:
+def find_failures(text: str) -> str:
     """Return the failures in the last line of a test run; empty if there were none."""
     last = text.rpartition("\n")[2]
     counted = last.removeprefix("===== ").partition(",")[0]
     return counted if last.startswith("=====") and counted != "0 failed" else ""
 
 
-def _session(world: World, lines: int) -> str:
+def _build_session(world: World, lines: int) -> str:
     """Return a terminal session: several commands and their output."""
     found: list[str] = []
     for _ in range(max(2, lines // 20)):
@@ -189,14 +189,14 @@ def _session(world: World, lines: int) -> str:
                 "[ec2-user@ip-10-0-0-4 ~]$ ",
             ]
         )
-        found.append(prompt + shell_line(world))
+        found.append(prompt + build_shell_line(world))
         found += [
             " ".join(world.word() for _ in range(8)) for _ in range(world.random.randint(5, 30))
         ]
     return "\n".join(found)
 
 
-def _page(world: World, lines: int) -> str:
+def _build_page(world: World, lines: int) -> str:
     source = world.random
     found = [f"# {world.word().title()} {world.word()}", ""]
     for number in range(max(2, lines // 4)):
@@ -214,7 +214,7 @@ def _page(world: World, lines: int) -> str:
     )
 
 
-def _mail_thread(world: World, lines: int) -> str:
+def _build_mail_thread(world: World, lines: int) -> str:
     found = []
     for _ in range(max(2, lines // 10)):
         found += [
@@ -228,15 +228,29 @@ def _mail_thread(world: World, lines: int) -> str:
 
 
 _DUMPS: Final[dict[str, list[Callable[[World, int], str]]]] = {
-    "coding": [_diff, _grep, _source_code, _source_code, _test_run, _log],
-    "ops": [_log, _log, _log, _session, _json_list, _table],
-    "data": [_table, _table, _table, _json_list, _log, _session],
-    "support": [_json_list, _mail_thread, _mail_thread, _page, _log],
-    "research": [_page, _page, _table, _json_list, _grep],
+    "coding": [
+        _build_diff,
+        _build_grep,
+        _build_source_code,
+        _build_source_code,
+        _test_run,
+        _build_log,
+    ],
+    "ops": [_build_log, _build_log, _build_log, _build_session, _build_json_list, _build_table],
+    "data": [
+        _build_table,
+        _build_table,
+        _build_table,
+        _build_json_list,
+        _build_log,
+        _build_session,
+    ],
+    "support": [_build_json_list, _build_mail_thread, _build_mail_thread, _build_page, _build_log],
+    "research": [_build_page, _build_page, _build_table, _build_json_list, _build_grep],
 }
 
 
-def shell_line(world: World) -> str:
+def build_shell_line(world: World) -> str:
     """Return a typical shell command."""
     draw, name, path = world.random, world.name(), world.path()
     count, port = draw.randint(2, 90), draw.randint(3000, 9000)

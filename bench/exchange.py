@@ -13,7 +13,7 @@ from temporalio.converter import ActivitySerializationContext
 
 from bench import measure
 from bench.conversation import Turn, list_data
-from bench.payloads import json_payload
+from bench.payloads import make_json_payload
 from bench.stores import CountingStore
 from everlong.codecs import EverlongCodec
 from everlong.codecs.budget import BUDGET, CompletionBudget
@@ -112,8 +112,8 @@ class Loop:
         """Send an activity its input, and its result back; return the input as it is in history."""
         self._calls += 1
         # The workflow's side knows no activity id unless the team's code sets one.
-        scheduled = _context(self._workflow_id, activity, None)
-        started = _context(self._workflow_id, activity, str(self._calls))
+        scheduled = _build_context(self._workflow_id, activity, None)
+        started = _build_context(self._workflow_id, activity, str(self._calls))
         workflow = self._sides.workflow.with_context(scheduled)
         running = self._sides.activity.with_context(started)
         sent = Payload()
@@ -130,7 +130,7 @@ class Loop:
         budget: CompletionBudget | None = None,
     ) -> Payload:
         """Send a payload. A receiver that is a workflow task has a budget: the hook opens it."""
-        payload = json_payload(data)
+        payload = make_json_payload(data)
         [encoded] = await sender.encode([payload])
         token = BUDGET.set(budget)
         try:
@@ -168,7 +168,7 @@ async def read_cold(store: CountingStore, loops: Sequence[Loop]) -> ColdRead:
     )
 
 
-def _context(
+def _build_context(
     workflow_id: str, activity: str, activity_id: str | None
 ) -> ActivitySerializationContext:
     return ActivitySerializationContext(

@@ -143,7 +143,7 @@ class FakeFrontend:
         return self._db.execute(query).fetchall()
 
 
-def listed_bytes(info: WorkflowExecutionInfo) -> bytes:
+def serialize_row(info: WorkflowExecutionInfo) -> bytes:
     """Return an execution as it appears in the response to a list."""
     return ListWorkflowExecutionsResponse(executions=[info]).SerializeToString()
 

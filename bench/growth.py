@@ -9,7 +9,7 @@ from temporalio.api.common.v1 import Payload
 
 from bench import measure
 from bench.exchange import gets_max
-from bench.payloads import MB, decode, encode, json_bytes, json_payload
+from bench.payloads import MB, decode, encode, encode_messages, make_json_payload
 from bench.report import Report, Series
 from bench.stores import CountingStore
 from everlong.codecs import EverlongCodec
@@ -52,8 +52,8 @@ async def grow(count: int, kept: list[Payload]) -> list[Step]:
     for index in range(count):
         new = workload.step(index)
         messages += new
-        payload = json_payload(json_bytes(messages))
-        steps.append(await _step(index, codec, store, payload, json_bytes(new)))
+        payload = make_json_payload(encode_messages(messages))
+        steps.append(await _step(index, codec, store, payload, encode_messages(new)))
         if (index + 1) % max(1, count // _TABLE_STEPS) == 0:
             kept.append(payload)
     return steps

@@ -110,7 +110,7 @@ class ThreadHarness:
             log=self.folder / f"{name}.log",
         )
         self.workers.append(worker)
-        await worker.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
+        await worker.wait_for_output(worker_log.format_line_end("ready"), _READY_SECONDS_MAX)
         return worker
 
     def stop(self) -> None:
@@ -127,8 +127,8 @@ async def measure_load(
     calls: int,
 ) -> Load:
     """Send a message to all threads at once; return the figures."""
-    cpu_seconds, caller_seconds = _cpu_seconds(worker.pid), time.process_time()
-    server_seconds = _cpu_seconds(harness.server_pid)
+    cpu_seconds, caller_seconds = _read_cpu_seconds(worker.pid), time.process_time()
+    server_seconds = _read_cpu_seconds(harness.server_pid)
     started = time.monotonic()
     async with asyncio.timeout(_TURN_SECONDS_MAX):
         answers = await asyncio.gather(*map(ask, range(threads)), return_exceptions=True)
@@ -138,10 +138,10 @@ async def measure_load(
         print(f"failed: {type(each).__name__}: {each}", file=sys.stderr)  # noqa: T201
     return Load(
         seconds=seconds,
-        cpu_seconds=_cpu_seconds(worker.pid) - cpu_seconds,
+        cpu_seconds=_read_cpu_seconds(worker.pid) - cpu_seconds,
         caller_seconds=time.process_time() - caller_seconds,
-        server_seconds=_cpu_seconds(harness.server_pid) - server_seconds,
-        memory_bytes=_memory_bytes(worker.pid),
+        server_seconds=_read_cpu_seconds(harness.server_pid) - server_seconds,
+        memory_bytes=_read_memory_bytes(worker.pid),
         calls=calls * threads,
         failed=len(failures),
     )
@@ -171,31 +171,31 @@ async def measure(
                 queue = f"load-{kind}-{uuid.uuid4().hex[:8]}"
                 worker = await harness.start_worker(kind, queue)
                 if kind == "plain":
-                    ask = _plain_caller(plain, queue, steps)
+                    ask = _make_plain_caller(plain, queue, steps)
                 else:
-                    ask = _caller(client, plugin, queue, f"read {steps}")
+                    ask = _make_caller(client, plugin, queue, f"read {steps}")
                 begun_ms = time.time_ns() // 1_000_000
                 loads[kind].append(await measure_load(harness, worker, ask, threads, steps + 1))
                 worker.kill()
                 ids = [f"{queue}-{each}" for each in range(threads)]
                 tasks[kind].append(await _read_tasks(client, ids, begun_ms))
                 if kind == "everlong" and turn < _REPEATS_MAX:
-                    storms.append(await _storm(harness, client, plugin, queue, threads))
+                    storms.append(await _run_storm(harness, client, plugin, queue, threads))
                 harness.stop()
         pairs = [
-            await _side_by_side(harness, plain, client, plugin, threads // 2, steps)
+            await _run_side_by_side(harness, plain, client, plugin, threads // 2, steps)
             for _ in range(min(turns, _REPEATS_MAX))
         ]
     finally:
         harness.stop()
     return [
         _load_report(threads, steps, loads, tasks),
-        _side_by_side_report(threads // 2, pairs),
-        _storm_report(threads, storms),
+        _report_side_by_side(threads // 2, pairs),
+        _report_storm(threads, storms),
     ]
 
 
-async def _side_by_side(
+async def _run_side_by_side(
     harness: ThreadHarness,
     plain: Client,
     client: Client,
@@ -212,12 +212,12 @@ async def _side_by_side(
     ]
     pair = await asyncio.gather(
         measure_load(
-            harness, workers[0], _plain_caller(plain, queues[0], steps), threads, steps + 1
+            harness, workers[0], _make_plain_caller(plain, queues[0], steps), threads, steps + 1
         ),
         measure_load(
             harness,
             workers[1],
-            _caller(client, plugin, queues[1], f"read {steps}"),
+            _make_caller(client, plugin, queues[1], f"read {steps}"),
             threads,
             steps + 1,
         ),
@@ -226,7 +226,9 @@ async def _side_by_side(
     return pair
 
 
-def _plain_caller(client: Client, queue: str, steps: int) -> Callable[[int], Awaitable[object]]:
+def _make_plain_caller(
+    client: Client, queue: str, steps: int
+) -> Callable[[int], Awaitable[object]]:
     async def ask(number: int) -> object:
         return await client.execute_workflow(
             PLAIN_LOOP, f"read {steps}", id=f"{queue}-{number}", task_queue=queue
@@ -235,7 +237,7 @@ def _plain_caller(client: Client, queue: str, steps: int) -> Callable[[int], Awa
     return ask
 
 
-def _caller(
+def _make_caller(
     client: Client, plugin: EverlongPlugin, queue: str, text: str
 ) -> Callable[[int], Awaitable[object]]:
     async def ask(number: int) -> object:
@@ -252,13 +254,15 @@ def _caller(
     return ask
 
 
-async def _storm(
+async def _run_storm(
     harness: ThreadHarness, client: Client, plugin: EverlongPlugin, queue: str, threads: int
 ) -> tuple[Load, Tasks]:
     """Start a worker with empty caches, and send one message to each thread at once."""
     begun_ms = time.time_ns() // 1_000_000
     worker = await harness.start_worker("everlong", queue)
-    load = await measure_load(harness, worker, _caller(client, plugin, queue, "read 0"), threads, 1)
+    load = await measure_load(
+        harness, worker, _make_caller(client, plugin, queue, "read 0"), threads, 1
+    )
     found = await _read_tasks(client, [f"{queue}-{each}" for each in range(threads)], begun_ms)
     return load, found
 
@@ -340,7 +344,7 @@ def _load_report(
     return report
 
 
-def _side_by_side_report(threads: int, pairs: Sequence[tuple[Load, Load]]) -> Report:
+def _report_side_by_side(threads: int, pairs: Sequence[tuple[Load, Load]]) -> Report:
     report = Report(f"Both kinds at the same time, {threads} threads each")
     rows = [
         (number, plain.cpu_ms, ours.cpu_ms, plain.calls_per_second, ours.calls_per_second)
@@ -357,7 +361,7 @@ def _side_by_side_report(threads: int, pairs: Sequence[tuple[Load, Load]]) -> Re
     return report
 
 
-def _storm_report(threads: int, storms: Sequence[tuple[Load, Tasks]]) -> Report:
+def _report_storm(threads: int, storms: Sequence[tuple[Load, Tasks]]) -> Report:
     report = Report(f"SIGKILL, a new worker, and one message to each of {threads} threads")
     report.add("not answered", sum(load.failed for load, _ in storms), most=0)
     report.add("until the last answer", max(load.seconds for load, _ in storms), "s")
@@ -370,12 +374,12 @@ def _storm_report(threads: int, storms: Sequence[tuple[Load, Tasks]]) -> Report:
     return report
 
 
-def _cpu_seconds(pid: int) -> float:
+def _read_cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _memory_bytes(pid: int) -> int:
+def _read_memory_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

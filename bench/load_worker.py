@@ -31,7 +31,7 @@ _TIMEOUT: Final = timedelta(seconds=limits.HEARTBEAT_SECONDS)
 
 
 @functools.lru_cache(maxsize=64)
-def _page(number: int) -> str:
+def _build_page(number: int) -> str:
     """Return a result, cached so that generating it is not charged to either kind of worker."""
     return workload.passage(number, RESULT_BYTES)
 
@@ -50,7 +50,11 @@ async def call_model(messages: list[dict[str, Any]]) -> dict[str, Any]:
 @activity.defn
 async def run_tool(call: dict[str, Any]) -> dict[str, Any]:
     """Read a page."""
-    return {"role": "tool", "call_id": call["id"], "content": _page(call["arguments"]["number"])}
+    return {
+        "role": "tool",
+        "call_id": call["id"],
+        "content": _build_page(call["arguments"]["number"]),
+    }
 
 
 @workflow.defn(name=PLAIN_LOOP)
@@ -78,7 +82,7 @@ class PlainLoop:
 @tool
 async def read_page(number: int) -> str:
     """Read a page."""
-    return _page(number)
+    return _build_page(number)
 
 
 class Reader:

@@ -83,7 +83,9 @@ class LoopRunner:
         await self.handle.signal(RUN_UNTIL, step)
         worker = self._workers[-1]
         try:
-            await worker.wait_for_output(worker_log.line_ending("done", step), _ROUND_SECONDS_MAX)
+            await worker.wait_for_output(
+                worker_log.format_line_end("done", step), _ROUND_SECONDS_MAX
+            )
         except ProcessFailed as error:
             # The log file is deleted with its folder, so keep its end.
             error.add_note("\n".join(worker.output().splitlines()[-20:]))
@@ -101,7 +103,9 @@ class LoopRunner:
         started = time.time()
         await self.handle.signal(RUN_UNTIL, step)
         try:
-            await worker.wait_for_output(worker_log.line_ending("done", step), _RESUME_SECONDS_MAX)
+            await worker.wait_for_output(
+                worker_log.format_line_end("done", step), _RESUME_SECONDS_MAX
+            )
             self.step = step
         except ProcessFailed:
             if worker.returncode is not None:
@@ -155,7 +159,7 @@ class LoopRunner:
             log=self._folder / f"{self._queue}-{len(self._workers)}.log",
         )
         self._workers.append(worker)
-        await worker.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
+        await worker.wait_for_output(worker_log.format_line_end("ready"), _READY_SECONDS_MAX)
         return worker
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from bench.amplification import show_progress
 from bench.conversation import Turn
 from bench.exchange import Loop, Sides, Tally
-from bench.payloads import MB, json_value
+from bench.payloads import MB, encode_value
 from bench.report import Cell, Report, Series
 from bench.stores import CountingStore
 from everlong import limits
@@ -73,7 +73,7 @@ async def measure_many_threads(size: Size) -> Report:
             runs[f"bound of {bound // limits.MIB} MiB"] = await _run_apart(size, bound)
     else:
         report.notes.append(f"This version has no setting {_SETTING}: its bound is fixed.")
-    report.series.append(_table({"ideal: an encoder for each thread": ideal, **runs}, ideal))
+    report.series.append(_build_table({"ideal: an encoder for each thread": ideal, **runs}, ideal))
     for name, run in runs.items():
         report.add(
             f"{size.threads} threads, {name}: written over the ideal",
@@ -108,11 +108,11 @@ def run_threads(size: Size, bound: int | None, ideal: bool) -> Run:
 
 
 async def _run_threads(size: Size, bound: int | None, ideal: bool) -> Run:
-    turns = _turns(size)
+    turns = _build_turns(size)
     store = CountingStore(MemoryBlobStore())
     options: dict[str, Any] = {} if bound is None else {_SETTING: bound}
     began = time.monotonic()
-    before = _resident_bytes()
+    before = _read_resident_bytes()
     if ideal:
         for thread in range(size.threads):
             # Each thread has its own store, so that objects need not stay in memory.
@@ -130,25 +130,25 @@ async def _run_threads(size: Size, bound: int | None, ideal: bool) -> Run:
             await loop.take(turn)
             loop.last_data = b""  # Otherwise the benchmark itself would keep all lists.
     gc.collect()
-    after = _resident_bytes()
+    after = _read_resident_bytes()
     grown = None if before is None or after is None else after - before - store.put_bytes
-    return Run(store.put_bytes, _encoder_bytes(codec), grown, time.monotonic() - began)
+    return Run(store.put_bytes, _read_encoder_bytes(codec), grown, time.monotonic() - began)
 
 
-def _turns(size: Size) -> list[Turn]:
+def _build_turns(size: Size) -> list[Turn]:
     """Return the turns of every thread. All do the same: an encoder shares nothing between threads."""
     first = [
-        json_value({"role": "user", "content": workload.passage(index, _MESSAGE_BYTES)})
+        encode_value({"role": "user", "content": workload.passage(index, _MESSAGE_BYTES)})
         for index in range(size.list_bytes // _MESSAGE_BYTES)
     ]
     turns = []
     for index in range(size.rounds):
         reply, result = workload.step(1000 + index, size_bytes=_MESSAGE_BYTES - 700)
-        turns.append(Turn(first if index == 0 else [], json_value(reply), [json_value(result)]))
+        turns.append(Turn(first if index == 0 else [], encode_value(reply), [encode_value(result)]))
     return turns
 
 
-def _encoder_bytes(codec: EverlongCodec) -> int | None:
+def _read_encoder_bytes(codec: EverlongCodec) -> int | None:
     """Return the memory that the encoder reports, if this version does."""
     memory = getattr(getattr(codec, "_offloader", None), "_memory", None)
     for name in ("cost_bytes", "_cost_bytes"):
@@ -158,7 +158,7 @@ def _encoder_bytes(codec: EverlongCodec) -> int | None:
     return None
 
 
-def _resident_bytes() -> int | None:
+def _read_resident_bytes() -> int | None:
     """Return the memory of this process, if the system reports it."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
@@ -166,7 +166,7 @@ def _resident_bytes() -> int | None:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _table(runs: dict[str, Run], ideal: Run) -> Series:
+def _build_table(runs: dict[str, Run], ideal: Run) -> Series:
     rows: list[Sequence[Cell]] = [
         (
             name,

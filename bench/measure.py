@@ -68,16 +68,16 @@ async def time_in_turns(
     for turn in turns:
         prepare(turn)
         if turn % 2:
-            theirs_seconds.append(_seconds(theirs, turn))
+            theirs_seconds.append(_time(theirs, turn))
         started = time.perf_counter()
         await ours(turn)
         ours_seconds.append(time.perf_counter() - started)
         if not turn % 2:
-            theirs_seconds.append(_seconds(theirs, turn))
+            theirs_seconds.append(_time(theirs, turn))
     return Pair(ours_seconds, theirs_seconds)
 
 
-def _seconds(what: Callable[[int], object], turn: int) -> float:
+def _time(what: Callable[[int], object], turn: int) -> float:
     started = time.perf_counter()
     what(turn)
     return time.perf_counter() - started

@@ -19,54 +19,54 @@ _NEW_FROM: Final = (
 )
 
 
-def new_codec() -> EverlongCodec:
+def make_codec() -> EverlongCodec:
     """Return a new codec on an empty store."""
     return EverlongCodec(MemoryBlobStore())
 
 
 async def encode(codec: EverlongCodec, payload: Payload, workflow_id: str = "bench") -> Payload:
     """Encode as the SDK does, with a codec for the context of this call."""
-    [encoded] = await codec.with_context(_context(workflow_id)).encode([payload])
+    [encoded] = await codec.with_context(_build_context(workflow_id)).encode([payload])
     return encoded
 
 
 async def decode(codec: EverlongCodec, payload: Payload, workflow_id: str = "bench") -> Payload:
     """Decode as the SDK does."""
-    [decoded] = await codec.with_context(_context(workflow_id)).decode([payload])
+    [decoded] = await codec.with_context(_build_context(workflow_id)).decode([payload])
     return decoded
 
 
-def json_payload(data: bytes) -> Payload:
+def make_json_payload(data: bytes) -> Payload:
     """Return JSON as the SDK's converter passes it to a codec."""
     return Payload(metadata={"encoding": b"json/plain"}, data=data)
 
 
-def json_bytes(messages: Sequence[Any]) -> bytes:
+def encode_messages(messages: Sequence[Any]) -> bytes:
     """Return a list as the SDK's converter writes it."""
-    return json_value(list(messages))
+    return encode_value(list(messages))
 
 
-def json_value(value: Any) -> bytes:
+def encode_value(value: Any) -> bytes:
     """Return a JSON value as the SDK's converter writes it."""
     [payload] = DataConverter.default.payload_converter.to_payloads([value])
     return payload.data
 
 
-def new_bytes(size_bytes: int) -> bytes:
+def build_new_bytes(size_bytes: int) -> bytes:
     """Return `size_bytes` of an agent's messages."""
     found = b""
     for index in range(_NEW_FROM, _NEW_FROM + size_bytes):
         if len(found) >= size_bytes:
             break
-        found += json_bytes(workload.step(index))
+        found += encode_messages(workload.step(index))
     return found[:size_bytes]
 
 
-def with_new_end(body: bytes, number: int) -> bytes:
+def replace_end(body: bytes, number: int) -> bytes:
     """Return the body with a unique last hundredth."""
     new = len(body) // 100
     return body[:-new] + workload.passage(2 * _NEW_FROM + number, new).encode()
 
 
-def _context(workflow_id: str) -> WorkflowSerializationContext:
+def _build_context(workflow_id: str) -> WorkflowSerializationContext:
     return WorkflowSerializationContext(namespace="default", workflow_id=workflow_id)

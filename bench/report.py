@@ -34,12 +34,12 @@ class Bound:
 
     def __str__(self) -> str:
         if self.least == self.most:
-            return f"= {_number(self.most)}"
+            return f"= {_format_number(self.most)}"
         if self.most is None:
-            return f">= {_number(self.least)}"
+            return f">= {_format_number(self.least)}"
         if self.least is None:
-            return f"<= {_number(self.most)}"
-        return f"{_number(self.least)} to {_number(self.most)}"
+            return f"<= {_format_number(self.most)}"
+        return f"{_format_number(self.least)} to {_format_number(self.most)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,17 +103,19 @@ class Report:
     def show(self) -> None:
         """Print the report."""
         for series in self.series:
-            _out.print(_table(series.title, series.columns, series.rows))
+            _out.print(_build_table(series.title, series.columns, series.rows))
         if self.figures:
-            _out.print(_table(self.title, _COLUMNS, self._rows()))
+            _out.print(_build_table(self.title, _COLUMNS, self._rows()))
         for note in self.notes:
             _out.print(f"- {note}")
 
     def as_markdown(self) -> str:
         """Return the report as Markdown, for docs/benchmarks.md."""
-        parts = [_markdown(series.title, series.columns, series.rows) for series in self.series]
+        parts = [
+            _format_markdown(series.title, series.columns, series.rows) for series in self.series
+        ]
         if self.figures:
-            parts.append(_markdown(self.title, _COLUMNS, self._rows()))
+            parts.append(_format_markdown(self.title, _COLUMNS, self._rows()))
         return "\n".join([*parts, *(f"- {note}" for note in self.notes), ""])
 
     def _rows(self) -> list[tuple[Cell, ...]]:
@@ -178,23 +180,25 @@ def finish(
     return 1 if failed else 0
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+def _build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
     view = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         view.add_column(column, justify="left" if number == 0 else "right")
     for row in rows:
-        view.add_row(*(cell if isinstance(cell, str) else _number(cell) for cell in row))
+        view.add_row(*(cell if isinstance(cell, str) else _format_number(cell) for cell in row))
     return view
 
 
-def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def _format_markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     lines = [list(columns), ["---", *("---:" for _ in columns[1:])]]
-    lines += [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in rows]
+    lines += [
+        [cell if isinstance(cell, str) else _format_number(cell) for cell in row] for row in rows
+    ]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**{title}**\n\n{table}\n"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     """Return a number rounded to its significant digits."""
     if value is None:
         return "-"

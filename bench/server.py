@@ -82,7 +82,7 @@ async def _measure_to(
         for runner in order:
             await runner.advance(max(end, runner.step))
         order = order[1:] + order[:1]
-    rows = [await _growth_row(runner) for runner in runners]
+    rows = [await _build_growth_row(runner) for runner in runners]
     report.series.append(Series(f"To step {steps}", _GROWTH_COLUMNS, rows))
     resumes: dict[str, list[Resume]] = {runner.name: [] for runner in runners}
     for _ in range(size.resumes):
@@ -121,7 +121,7 @@ _RESUME_COLUMNS: Final = (
 )
 
 
-async def _growth_row(runner: LoopRunner) -> list[Cell]:
+async def _build_growth_row(runner: LoopRunner) -> list[Cell]:
     taken = [runner.step_seconds[step] for step in sorted(runner.step_seconds)]
     objects, size_bytes = (0, 0) if runner.name == PLAIN else await count_stored(runner.place)
     puts = [event.size for event in runner.events() if event.what == "put"]

@@ -16,7 +16,7 @@ from bench import measure
 from bench.amplification import show_progress
 from bench.conversation import list_data
 from bench.exchange import gets_max
-from bench.payloads import decode, encode, json_payload
+from bench.payloads import decode, encode, make_json_payload
 from bench.report import Cell, Report, Series
 from bench.stores import CountingStore
 from everlong.codecs import EverlongCodec
@@ -147,7 +147,7 @@ class _Thread:
         self._codec = EverlongCodec(self._store)
         self._lists: list[list[bytes]] = [[] for _ in range(shape.lists)]
         self._joining: list[list[bytes]] = [[] for _ in range(shape.lists)]
-        self._last = json_payload(b"[]")
+        self._last = make_json_payload(b"[]")
         self._last_encoded = self._last
         self._new_bytes = 0
         self.raw_bytes = 0
@@ -167,11 +167,11 @@ class _Thread:
         if too_long or source.random() < shape.compactions:
             kept = messages[len(messages) * 3 // 4 :]
             messages[:] = [self._make("1-4"), *kept]
-        self._last = json_payload(list_data(messages))
+        self._last = make_json_payload(list_data(messages))
         self._last_encoded = await encode(self._codec, self._last)
         for _ in range(source.randint(0, shape.others)):
             other = self._make(shape.other_sizes)
-            await encode(self._codec, json_payload(other))
+            await encode(self._codec, make_json_payload(other))
             if shape.joining:
                 self._joining[lane].append(other)
 
@@ -214,7 +214,7 @@ async def measure_shapes(size: Size) -> Report:
         if number % 10 == 0:
             show_progress(f"{number} shapes", began)
     worst = sorted(results, key=lambda result: -result.written_over_log)
-    report.series.append(_table(worst[:_WORST]))
+    report.series.append(_build_table(worst[:_WORST]))
     report.add(
         "worst: written over new", max(each.written_over_new for each in results), "times", most=6
     )
@@ -234,7 +234,7 @@ async def measure_shapes(size: Size) -> Report:
     return report
 
 
-def _table(results: Sequence[Result]) -> Series:
+def _build_table(results: Sequence[Result]) -> Series:
     columns = (
         "seed",
         "KiB",

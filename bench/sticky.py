@@ -25,9 +25,9 @@ from temporalio.client import Client, WorkflowUpdateRPCTimeoutOrCancelledError
 from bench import worker_log
 from bench.amplification import show_progress
 from bench.report import Cell, Report, Series, finish, machine
-from bench.telemetry_harness import cpu_seconds, environment_without_otel
+from bench.telemetry_harness import build_child_environment, cpu_seconds
 from bench.thread_agent import GATE
-from bench.thread_harness import AGENT, Run, ThreadHarness, model_calls
+from bench.thread_harness import AGENT, Run, ThreadHarness, count_model_calls
 from everlong import EverlongPlugin, ThreadStart, limits
 from everlong.embedded import ManagedProcess, start_server
 from everlong.models import AGENT_WORKFLOW, SEND_UPDATE, SendMessage
@@ -117,11 +117,11 @@ class Machines:
         process = ManagedProcess(
             name,
             [*arguments, *map(str, cases)],
-            env={**environment_without_otel(), GATE: str(self._folder / "open")},
+            env={**build_child_environment(), GATE: str(self._folder / "open")},
             log=self._folder / f"{name}.log",
         )
         self.processes.append(process)
-        await process.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
+        await process.wait_for_output(worker_log.format_line_end("ready"), _READY_SECONDS_MAX)
         return process
 
     def harness(self, case: Case) -> ThreadHarness:
@@ -176,7 +176,7 @@ async def measure_kills(
 
 
 async def _find_model_call(process: ManagedProcess, number: int) -> float:
-    await process.wait_for_output(worker_log.line_ending("model", number), _CALL_SECONDS_MAX)
+    await process.wait_for_output(worker_log.format_line_end("model", number), _CALL_SECONDS_MAX)
     return next(event.at for event in _read_log_events(process, "model") if event.size == number)
 
 
@@ -246,7 +246,7 @@ def _summarise(
 ) -> Burst:
     events = [event for runs in histories for run in runs for event in run.events]
     ended = max(event.event_time.ToMilliseconds() for event in events) / 1000
-    waits, takes = _task_seconds(histories)
+    waits, takes = _read_task_seconds(histories)
     timeouts = [
         event.workflow_task_timed_out_event_attributes.timeout_type
         for event in events
@@ -279,14 +279,14 @@ async def _wait_until_idle(harness: ThreadHarness, name: str, calls: int) -> lis
     """Return a thread's runs once its model calls have ended and no workflow task is under way."""
     while True:
         runs = await harness.runs(name)
-        ended = max(ended for _, ended in model_calls(runs))
+        ended = max(ended for _, ended in count_model_calls(runs))
         last = runs[-1].events[-1]
         if ended >= calls and last.event_type not in (_SCHEDULED, _STARTED, _TIMED_OUT):
             return runs
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _task_seconds(histories: Sequence[Sequence[Run]]) -> tuple[list[float], list[float]]:
+def _read_task_seconds(histories: Sequence[Sequence[Run]]) -> tuple[list[float], list[float]]:
     """Return the wait times of tasks, and their execution times."""
     waits: list[float] = []
     takes: list[float] = []
@@ -296,13 +296,13 @@ def _task_seconds(histories: Sequence[Sequence[Run]]) -> tuple[list[float], list
             started = event.workflow_task_started_event_attributes
             completed = event.workflow_task_completed_event_attributes
             if event.event_type == _STARTED:
-                waits.append(_between(by_id[started.scheduled_event_id], event))
+                waits.append(_count_between(by_id[started.scheduled_event_id], event))
             elif event.event_type == _COMPLETED:
-                takes.append(_between(by_id[completed.started_event_id], event))
+                takes.append(_count_between(by_id[completed.started_event_id], event))
     return waits, takes
 
 
-def _between(earlier: HistoryEvent, later: HistoryEvent) -> float:
+def _count_between(earlier: HistoryEvent, later: HistoryEvent) -> float:
     return (later.event_time.ToNanoseconds() - earlier.event_time.ToNanoseconds()) / 1e9
 
 
@@ -327,7 +327,7 @@ def _report_timeouts(
 ) -> Report:
     report = Report("The sticky timeout")
     rows: list[Sequence[Cell]] = [
-        (f"{seconds:g}", statistics.median(killed), max(killed), *_cells(burst))
+        (f"{seconds:g}", statistics.median(killed), max(killed), *_build_cells(burst))
         for (seconds, killed), burst in zip(kills.items(), bursts, strict=True)
     ]
     columns = ("sticky timeout, s", "killed: to the model call, s", "... slowest", *_CELLS)
@@ -342,7 +342,7 @@ def _report_timeouts(
 def _report_slots(bursts: Sequence[Burst], size: Size) -> Report:
     report = Report("Workflow tasks at a time")
     rows: list[Sequence[Cell]] = [
-        (slots, *_cells(burst)) for slots, burst in zip(size.slot_counts, bursts, strict=True)
+        (slots, *_build_cells(burst)) for slots, burst in zip(size.slot_counts, bursts, strict=True)
     ]
     title = (
         f"Burst of {size.threads} threads, {size.steps} steps each, on two workers, sticky timeout "
@@ -366,7 +366,7 @@ _CELLS: Final = (
 )
 
 
-def _cells(burst: Burst) -> tuple[Cell, ...]:
+def _build_cells(burst: Burst) -> tuple[Cell, ...]:
     return (
         burst.seconds,
         burst.worker_cpu_seconds,

@@ -15,7 +15,7 @@ from temporalio.client import Client
 
 from bench import measure
 from bench.amplification import show_progress
-from bench.conversation import list_data, mixed_turns
+from bench.conversation import build_mixed_turns, list_data
 from bench.loop import AGENT_LOOP
 from bench.loop_runner import LoopRunner
 from bench.objects import Place, count_stored
@@ -91,7 +91,7 @@ async def _advance(runner: LoopRunner, steps: int, began: float, size: Size) -> 
 
 
 async def _measure_step(report: Report, runner: LoopRunner, size: Size, wanted: int) -> list[Cell]:
-    turns = mixed_turns(workload.SEED, runner.step)
+    turns = build_mixed_turns(workload.SEED, runner.step)
     unique = list_data([message for turn in turns for message in turn.messages])
     floor_bytes = len(measure.compress(unique))
     objects, stored_bytes = await count_stored(runner.place)

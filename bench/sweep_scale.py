@@ -121,11 +121,11 @@ async def _list(store: BlobStore, index_dir: Path) -> dict[str, Any]:
         "objects": objects,
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu_seconds, 2),
-        "disk_bytes": _disk(index_dir),
+        "disk_bytes": _measure_disk(index_dir),
     }
 
 
-def _disk(folder: Path) -> int:
+def _measure_disk(folder: Path) -> int:
     return sum(each.stat().st_size for each in folder.iterdir())
 
 

@@ -140,9 +140,9 @@ async def start_with_journal(
     snapshots = ThreadHistory(packs, thread_key(client.namespace, thread_id))
     for first in range(1, entries + 1, _APPEND_ENTRIES):
         last = min(entries, first + _APPEND_ENTRIES - 1)
-        made = [await _entry(journal, seq, began_ms) for seq in range(first, last + 1)]
+        made = [await _build_entry(journal, seq, began_ms) for seq in range(first, last + 1)]
         if first % _COMPACT_EVERY == 1 and first > 1:
-            made[0] = await _compaction(snapshots, first, began_ms)
+            made[0] = await _build_compaction(snapshots, first, began_ms)
         head, head_bytes = await journal.append(head, [each for each, _ in made])
         written += head_bytes + sum(body_bytes for _, body_bytes in made)
     if head is None:
@@ -166,7 +166,7 @@ _TURN: Final[Sequence[tuple[Kind, str]]] = (
 )
 
 
-async def _entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry, int]:
+async def _build_entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry, int]:
     kind, role = _TURN[(seq - 1) % len(_TURN)]
     text = f"entry {seq}: the queue of checkout has {seq * 31 % 977} jobs"
     if kind == Kind.TOOL_RESULT and seq % _LONG_EVERY == 3:
@@ -182,7 +182,7 @@ async def _entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry, int]
     return _set_seq(entry, seq, step if kind == Kind.REPLY else None), written
 
 
-async def _compaction(reader: ThreadHistory, seq: int, began_ms: int) -> tuple[Entry, int]:
+async def _build_compaction(reader: ThreadHistory, seq: int, began_ms: int) -> tuple[Entry, int]:
     """Store a snapshot of all earlier entries; return the compaction entry."""
     time_ms = began_ms + 60_000 * seq
     fact = Fact(key="owner", text=f"checkout belongs to team {seq % 7}", time_ms=time_ms)

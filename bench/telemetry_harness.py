@@ -31,7 +31,7 @@ class TelemetryHarness(ThreadHarness):
         if sticky_seconds:
             raise ValueError("workers of this harness use the plugin's sticky timeout")
         environment = {
-            **environment_without_otel(),
+            **build_child_environment(),
             "TEMPORAL_ADDRESS": self._address,
             "EVERLONG_STORE": self._store_url,
             "EVERLONG_TASK_QUEUE": self.queue,
@@ -46,7 +46,7 @@ class TelemetryHarness(ThreadHarness):
         return worker
 
 
-def environment_without_otel() -> dict[str, str]:
+def build_child_environment() -> dict[str, str]:
     """Return the environment for a child process, without variables of OpenTelemetry and Everlong."""
     kept = {
         key: value

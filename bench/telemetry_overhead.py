@@ -21,8 +21,8 @@ from bench import otlp_receiver
 from bench.report import Cell, Report, Series
 from bench.telemetry_harness import (
     TelemetryHarness,
+    build_child_environment,
     cpu_seconds,
-    environment_without_otel,
     open_telemetry_harness,
 )
 from everlong.embedded import ManagedProcess
@@ -113,7 +113,7 @@ async def measure_cost(
     """Run new threads on several sets of new workers."""
     seconds: dict[str, list[float]] = {name: [] for name in _ARMS}
     used: dict[str, float] = dict.fromkeys(_ARMS, 0.0)
-    async with _receiver(folder) as (receiver, url):
+    async with _open_receiver(folder) as (receiver, url):
         for number in range(sets):
             async with contextlib.AsyncExitStack() as stack:
                 # The order changes: the process that starts first may have an advantage.
@@ -126,7 +126,7 @@ async def measure_cost(
                     )
                     for name in names
                 ]
-                for name, cpu in (await _alternate(variants, steps // sets // block)).items():
+                for name, cpu in (await _run_in_turns(variants, steps // sets // block)).items():
                     used[name] += cpu
                 for variant in variants:
                     seconds[variant.name] += await variant.step_seconds()
@@ -143,7 +143,7 @@ async def measure_cost(
     )
 
 
-async def _alternate(variants: Sequence[Variant], turns: int) -> dict[str, float]:
+async def _run_in_turns(variants: Sequence[Variant], turns: int) -> dict[str, float]:
     """Run the variants in turns; return the CPU seconds of each, without the first block."""
     before: dict[str, float] = {}
     for turn in range(turns + 1):
@@ -174,10 +174,10 @@ async def _start_variant(
 
 
 @contextlib.asynccontextmanager
-async def _receiver(folder: Path) -> AsyncIterator[tuple[ManagedProcess, str]]:
+async def _open_receiver(folder: Path) -> AsyncIterator[tuple[ManagedProcess, str]]:
     arguments = [sys.executable, "-m", "bench.otlp_receiver"]
     log = folder / "receiver.log"
-    with ManagedProcess("receiver", arguments, env=environment_without_otel(), log=log) as process:
+    with ManagedProcess("receiver", arguments, env=build_child_environment(), log=log) as process:
         line = await process.wait_for_output(otlp_receiver.URL, _READY_SECONDS_MAX)
         yield process, line.removeprefix(otlp_receiver.URL)
 
@@ -194,7 +194,7 @@ def report_costs(costs: Sequence[Cost], *, judged: bool = True) -> Report:
     """Return the report of all runs."""
     steps = len(costs[0].on)
     report = Report(f"Spans and metrics on, over off; {steps} steps each")
-    report.series.append(_table(costs))
+    report.series.append(_build_table(costs))
     for number, cost in enumerate(costs, 1):
         most = RATIO_MAX if judged else None
         report.add(
@@ -209,7 +209,7 @@ def report_costs(costs: Sequence[Cost], *, judged: bool = True) -> Report:
     return report
 
 
-def _table(costs: Sequence[Cost]) -> Series:
+def _build_table(costs: Sequence[Cost]) -> Series:
     rows: list[tuple[Cell, ...]] = [
         (
             str(number),

@@ -147,19 +147,19 @@ async def _resume(
 ) -> Pair:
     await harness.wait_until(thread_id, lambda status: status.status == "waiting")
     events = await harness.run_events(thread_id)
-    await _until(lambda: len(watch.seen) >= events)
+    await _wait_until(lambda: len(watch.seen) >= events)
     harness.workers[-1].kill()
     await harness.start_worker()
     sent = asyncio.create_task(harness.send(thread_id, f"say {turn}"))
-    await _until(lambda: watch.task_after(events) is not None)
+    await _wait_until(lambda: watch.task_after(events) is not None)
     times = watch.task_after(events)
     assert times is not None  # noqa: S101 - it was there a line ago.
     await harness.wait_for_answer(thread_id, await sent)
-    await _until(lambda: len(_spans(received, thread_id)) > turn)
-    return Pair(_spans(received, thread_id)[turn], *times)
+    await _wait_until(lambda: len(_read_spans(received, thread_id)) > turn)
+    return Pair(_read_spans(received, thread_id)[turn], *times)
 
 
-def _spans(received: Received, thread_id: str) -> list[Span]:
+def _read_spans(received: Received, thread_id: str) -> list[Span]:
     return [
         span
         for span in list(received.spans)
@@ -167,7 +167,7 @@ def _spans(received: Received, thread_id: str) -> list[Span]:
     ]
 
 
-async def _until(done: Callable[[], bool]) -> None:
+async def _wait_until(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(_SEEN_SECONDS_MAX):
         while not done():  # noqa: ASYNC110 - other threads and tasks bring it about.
             await asyncio.sleep(_POLL_SECONDS)
@@ -176,7 +176,7 @@ async def _until(done: Callable[[], bool]) -> None:
 def _report(pairs: Sequence[Pair], judged: bool) -> Report:
     count = len(pairs)
     report = Report(f"The span of {count} resumes, against an outside clock")
-    report.series.append(_table(pairs))
+    report.series.append(_build_table(pairs))
     least = count if judged else None
     within = "spans within 10% or 30 ms of the"
     seen = sum(pair.agrees(pair.outside_seconds) for pair in pairs)
@@ -185,12 +185,16 @@ def _report(pairs: Sequence[Pair], judged: bool) -> Report:
     report.add(f"{within} first new event's time", agreeing, f"of {count}", least=least)
     worst = max(pairs, key=lambda pair: abs(pair.off_seconds))
     report.add("outside beyond the span, worst", 1000 * worst.off_seconds, "ms")
-    report.add("... median", 1000 * _median([pair.off_seconds for pair in pairs]), "ms")
+    report.add("... median", 1000 * _compute_median([pair.off_seconds for pair in pairs]), "ms")
     to_server = [1000 * (pair.server_seconds - pair.span_seconds) for pair in pairs]
-    report.add("... of it, until the server has the completion, median", _median(to_server), "ms")
+    report.add(
+        "... of it, until the server has the completion, median", _compute_median(to_server), "ms"
+    )
     report.add("... ... worst", max(to_server), "ms")
     to_client = [(pair.seen_ns - pair.completed_ns) / 1e6 for pair in pairs]
-    report.add("... of it, until the client has seen that, median", _median(to_client), "ms")
+    report.add(
+        "... of it, until the client has seen that, median", _compute_median(to_client), "ms"
+    )
     exact = sum(pair.span.start_ns == pair.started_ns for pair in pairs)
     report.add("spans that begin as the server's task does", exact, f"of {count}", least=count)
     queue_off = max(abs(pair.queue_off_seconds) for pair in pairs)
@@ -201,11 +205,11 @@ def _report(pairs: Sequence[Pair], judged: bool) -> Report:
     return report
 
 
-def _median(values: Sequence[float]) -> float:
+def _compute_median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def _table(pairs: Sequence[Pair]) -> Series:
+def _build_table(pairs: Sequence[Pair]) -> Series:
     rows: list[tuple[Cell, ...]] = [
         (
             str(number),

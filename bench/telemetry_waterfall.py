@@ -50,16 +50,16 @@ async def measure_slow_store(
 ) -> Report:
     """Kill the worker, and resume the thread on one with a slow store."""
     await harness.wait_until(thread_id, lambda status: status.status == "waiting")
-    before = len(_resumes(received, thread_id))
+    before = len(_read_resumes(received, thread_id))
     harness.workers[-1].kill()
     harness.exports = {**harness.exports, READ_SECONDS: str(DELAY_SECONDS)}
     await harness.start_worker()
     number = await harness.send(thread_id, "say 0")
     await harness.wait_for_answer(thread_id, number)
     async with asyncio.timeout(_SEEN_SECONDS_MAX):
-        while len(_resumes(received, thread_id)) <= before:  # noqa: ASYNC110 - another thread receives
+        while len(_read_resumes(received, thread_id)) <= before:  # noqa: ASYNC110 - another thread receives
             await asyncio.sleep(_POLL_SECONDS)
-    return _report(list(received.spans), _resumes(received, thread_id)[before], judged)
+    return _report(list(received.spans), _read_resumes(received, thread_id)[before], judged)
 
 
 def _report(spans: Sequence[Span], resume: Span, judged: bool) -> Report:
@@ -97,7 +97,7 @@ def _report(spans: Sequence[Span], resume: Span, judged: bool) -> Report:
     return report
 
 
-def _resumes(received: Received, thread_id: str) -> list[Span]:
+def _read_resumes(received: Received, thread_id: str) -> list[Span]:
     return [
         span
         for span in list(received.spans)

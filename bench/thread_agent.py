@@ -43,7 +43,7 @@ class Obedient:
         turn = messages[users[-1] :]
         asked = turn[0].text
         done = [message.call_id for message in turn if message.role == "tool"]
-        call = _next_call(asked.split(), done)
+        call = _find_next_call(asked.split(), done)
         worker_log.write("model", int(asked.split()[1]) if call is None else call[1])
         if asked.startswith("wait"):
             await _wait_until_open()
@@ -54,7 +54,7 @@ class Obedient:
         return Reply(tool_calls=(ToolCall(id=f"call-{page}", tool=name, arguments=arguments),))
 
 
-def _next_call(words: Sequence[str], done: Sequence[str]) -> tuple[str, int] | None:
+def _find_next_call(words: Sequence[str], done: Sequence[str]) -> tuple[str, int] | None:
     if words[0] != "read":
         return None
     first, last = int(words[1]), int(words[3])

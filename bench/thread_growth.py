@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from bench.report import Cell, Report, Series
-from bench.thread_harness import Run, ThreadHarness, model_calls
+from bench.thread_harness import Run, ThreadHarness, count_model_calls
 from everlong import Policy, limits
 from everlong.models import Kind, ThreadStatus, thread_key
 from everlong.storage.journal import Journal
@@ -70,14 +70,14 @@ async def run_steps(
             )
         )
         before = after
-    for event, ended in model_calls(await harness.runs(thread_id)):
+    for event, ended in count_model_calls(await harness.runs(thread_id)):
         # The model calls of a window are those of its steps, and the answer.
         number = min(ended // (window + 1), len(windows) - 1)
         windows[number].history_bytes += event.ByteSize()
     return windows
 
 
-async def pages_in_order(harness: ThreadHarness, thread_id: str, head_of: ThreadStatus) -> int:
+async def count_ordered_pages(harness: ThreadHarness, thread_id: str, head_of: ThreadStatus) -> int:
     """Return the number of pages in the journal, from the first on, each once and in order."""
     journal = Journal(PackStore(harness.store), thread_key(harness.client.namespace, thread_id))
     entries = await journal.read(head_of.head)
@@ -103,14 +103,14 @@ async def measure_growth(
     windows = await run_steps(harness, thread_id, steps, window)
     runs = await harness.runs(thread_id)
     status = await harness.wait_until(thread_id, lambda _: True)
-    report.series.append(_table(windows))
+    report.series.append(_build_table(windows))
     add_runs(report, runs)
     add_growth(report, windows)
     report.add("state, largest sample", max(w.state_bytes for w in windows), "bytes", most=_STATE)
     report.add("samples of it", sum(w.samples for w in windows))
     report.add(
         "pages in the journal, each once and in order",
-        await pages_in_order(harness, thread_id, status),
+        await count_ordered_pages(harness, thread_id, status),
         f"of {steps}",
         least=steps,
         most=steps,
@@ -157,7 +157,7 @@ def add_growth(report: Report, windows: list[Window]) -> None:
         )
 
 
-def _table(windows: list[Window]) -> Series:
+def _build_table(windows: list[Window]) -> Series:
     rows: list[tuple[Cell, ...]] = [
         (
             window.first + window.steps - 1,

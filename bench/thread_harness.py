@@ -73,7 +73,7 @@ class ThreadHarness:
         }
         worker = ManagedProcess(name, arguments, env=environment, log=self._folder / f"{name}.log")
         self.workers.append(worker)
-        await worker.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
+        await worker.wait_for_output(worker_log.format_line_end("ready"), _READY_SECONDS_MAX)
         return worker
 
     def stop_workers(self) -> None:
@@ -165,7 +165,7 @@ class ThreadHarness:
         return found[::-1]
 
 
-def model_calls(runs: Sequence[Run]) -> Iterator[tuple[HistoryEvent, int]]:
+def count_model_calls(runs: Sequence[Run]) -> Iterator[tuple[HistoryEvent, int]]:
     """Yield every event of a thread with the number of model calls that ended before it."""
     ended = 0
     for run in runs:

@@ -29,7 +29,7 @@ async def approve_after_idle(
     started = time.time()
     decide = Decide(id=approval.id, approve=True, by="bench")
     await handle.execute_update(DECIDE_UPDATE, decide)
-    await worker.wait_for_output(worker_log.line_ending("model", 0), _RESUME_SECONDS_MAX)
+    await worker.wait_for_output(worker_log.format_line_end("model", 0), _RESUME_SECONDS_MAX)
     events = list(worker_log.parse_events(worker.output()))
     called = next(event.at for event in events if event.what == "model")
     replayed = next(event.size for event in events if event.what == "replayed")

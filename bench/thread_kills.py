@@ -57,7 +57,7 @@ async def kill_within_call(harness: ThreadHarness, thread_id: str, turns: int) -
         workers.append(await harness.start_worker())
         number = 200 + turn
         sent = await harness.send(thread_id, f"wait {number}")
-        caller = await _find_first_caller(workers, worker_log.line_ending("model", number))
+        caller = await _find_first_caller(workers, worker_log.format_line_end("model", number))
         workers.remove(caller)
         await asyncio.sleep(_HEARTBEATS_SECONDS * turn / turns)
         caller.kill()
@@ -91,7 +91,7 @@ async def _find_first_caller(workers: Sequence[ManagedProcess], line: str) -> Ma
 
 
 async def _find_model_call(worker: ManagedProcess, number: int) -> float:
-    await worker.wait_for_output(worker_log.line_ending("model", number), _CALL_SECONDS_MAX)
+    await worker.wait_for_output(worker_log.format_line_end("model", number), _CALL_SECONDS_MAX)
     events = worker_log.parse_events(worker.output())
     return next(event.at for event in events if event.what == "model" and event.size == number)
 

@@ -56,7 +56,7 @@ async def resume(harness: ThreadHarness, thread_id: str, number: int) -> Resume:
     started = time.time()
     await harness.send(thread_id, f"say {number}")
     sent = time.time()
-    await worker.wait_for_output(worker_log.line_ending("model", number), _RESUME_SECONDS_MAX)
+    await worker.wait_for_output(worker_log.format_line_end("model", number), _RESUME_SECONDS_MAX)
     events = list(worker_log.parse_events(worker.output()))
     called = next(event.at for event in events if event.what == "model")
     gets = [event.size for event in events if event.what == "get" and event.at <= called]
@@ -111,13 +111,13 @@ async def measure_resumes(
     for turn in range(turns):
         for thread_id in (young, old) if turn % 2 else (old, young):
             found[thread_id].append(await resume(harness, thread_id, 1000 + turn))
-    report.series.append(_table(found))
+    report.series.append(_build_table(found))
     for what, name in (
         ("resume span", "span_seconds"),
         ("until send returns", "send_seconds"),
         ("until the model is called", "model_seconds"),
     ):
-        ratio = _median(found[old], name) / _median(found[young], name)
+        ratio = _compute_median(found[old], name) / _compute_median(found[young], name)
         report.add(f"{what}, old over young", ratio, "times", most=RATIO_MAX if judged else None)
     for each in (young, old):
         needed = max(one.get_bytes / one.needed_bytes for one in found[each])
@@ -127,22 +127,22 @@ async def measure_resumes(
     return report
 
 
-def _median(resumes: Sequence[Resume], name: str) -> float:
+def _compute_median(resumes: Sequence[Resume], name: str) -> float:
     return statistics.median(float(getattr(each, name)) for each in resumes)
 
 
-def _table(found: dict[str, list[Resume]]) -> Series:
+def _build_table(found: dict[str, list[Resume]]) -> Series:
     rows: list[tuple[Cell, ...]] = [
         (
             thread_id,
-            _median(resumes, "replayed"),
-            1000 * _median(resumes, "span_seconds"),
-            1000 * _median(resumes, "send_seconds"),
-            1000 * _median(resumes, "model_seconds"),
-            _median(resumes, "gets"),
-            _median(resumes, "get_bytes"),
-            _median(resumes, "needed_bytes"),
-            _median(resumes, "context_bytes"),
+            _compute_median(resumes, "replayed"),
+            1000 * _compute_median(resumes, "span_seconds"),
+            1000 * _compute_median(resumes, "send_seconds"),
+            1000 * _compute_median(resumes, "model_seconds"),
+            _compute_median(resumes, "gets"),
+            _compute_median(resumes, "get_bytes"),
+            _compute_median(resumes, "needed_bytes"),
+            _compute_median(resumes, "context_bytes"),
         )
         for thread_id, resumes in found.items()
     ]

@@ -17,7 +17,7 @@ from bench.amplification import READ_BYTES_MAX, WRITTEN_MAX, show_progress
 from bench.conversation import Turn, list_data
 from bench.exchange import ColdRead, Loop, Sides, Tally, read_cold
 from bench.external_storage import SdkStorage
-from bench.payloads import json_payload, json_value
+from bench.payloads import encode_value, make_json_payload
 from bench.report import Report, Series
 from bench.stores import CountingStore
 from everlong.storage.memory import MemoryBlobStore
@@ -33,7 +33,7 @@ def find_sessions(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.rglob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:
-            header = _entry(lines.readline())
+            header = _build_entry(lines.readline())
         if header is not None and header.get("type") == "session":
             found.append(path)
     return found
@@ -43,21 +43,21 @@ def read_session(path: Path) -> list[Turn]:
     """Return the turns of a session: one for each model call."""
     messages = [
         entry["message"]
-        for entry in _branch(_entries(path))
+        for entry in _find_branch(_read_entries(path))
         if entry.get("type") == "message" and isinstance(entry.get("message"), dict)
     ]
-    return list(_turns(messages))
+    return list(_build_turns(messages))
 
 
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
+def _read_entries(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            entry = _entry(line)
+            entry = _build_entry(line)
             if entry is not None:
                 yield entry
 
 
-def _entry(line: str) -> dict[str, Any] | None:
+def _build_entry(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
     except ValueError:
@@ -65,7 +65,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _branch(entries: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+def _find_branch(entries: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries of the last branch, in order; all of them if they form no tree."""
     listed = [entry for entry in entries if entry.get("type") != "session"]
     if not any("parentId" in entry for entry in listed):
@@ -80,22 +80,22 @@ def _branch(entries: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     return branch[::-1]
 
 
-def _turns(messages: Sequence[dict[str, Any]]) -> Iterator[Turn]:
+def _build_turns(messages: Sequence[dict[str, Any]]) -> Iterator[Turn]:
     before: list[bytes] = []
     reply: bytes | None = None
     results: list[bytes] = []
     for message in messages:
         role = message.get("role")
         if role == _RESULT and reply is not None:
-            results.append(json_value(message))
+            results.append(encode_value(message))
             continue
         if reply is not None:
             yield Turn(before, reply, results)
             before, reply, results = [], None, []
         if role == _ASSISTANT:
-            reply = json_value(message)
+            reply = encode_value(message)
         else:
-            before.append(json_value(message))
+            before.append(encode_value(message))
     if reply is not None:
         yield Turn(before, reply, results)
 
@@ -125,7 +125,7 @@ async def replay_session(turns: Sequence[Turn], workers: int = 1) -> Replay:
     for turn in turns:
         await loop.take(turn)
         for data in (loop.last_data, turn.reply, *turn.results):
-            await sdk.send(json_payload(data))
+            await sdk.send(make_json_payload(data))
         messages += turn.messages
     return Replay(
         calls=len(turns),

@@ -30,7 +30,7 @@ def write(what: str, size: int = 0) -> None:
     sys.stdout.flush()
 
 
-def line_ending(what: str, size: int = 0) -> str:
+def format_line_end(what: str, size: int = 0) -> str:
     """Return the end of the line that `write` writes, to wait for it."""
     return f'"what": "{what}", "size": {size}}}'
 

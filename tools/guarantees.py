@@ -23,7 +23,7 @@ guarantees` generates this page from the markers of the tests (`@pytest.mark.gua
 """
 
 
-def promises() -> dict[int, str]:
+def read_promises() -> dict[int, str]:
     """Return the first sentence of each guarantee, by its number."""
     found = re.findall(
         r"^\*\*(\d+)\. (.+?)\*\*", GUARANTEES.read_text(), flags=re.MULTILINE | re.DOTALL
@@ -31,7 +31,7 @@ def promises() -> dict[int, str]:
     return {int(number): " ".join(text.split()).rstrip(".,:") for number, text in found}
 
 
-def marked_tests() -> dict[int, list[tuple[str, str]]]:
+def find_marked_tests() -> dict[int, list[tuple[str, str]]]:
     """Return file and name of each marked test, by the number of the guarantee."""
     found: dict[int, list[tuple[str, str]]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -44,9 +44,9 @@ def marked_tests() -> dict[int, list[tuple[str, str]]]:
 
 def render() -> str:
     """Return the page as it has to be."""
-    tests = marked_tests()
+    tests = find_marked_tests()
     parts = [HEAD]
-    for number, promise in promises().items():
+    for number, promise in read_promises().items():
         parts.append(f"\n**{number}. {promise}**\n")
         for file, name in tests.get(number, []):
             parts.append(f"- `{file}::{name}`\n" if name else f"- `{file}`\n")
@@ -78,4 +78,4 @@ def _numbers(node: ast.AST) -> list[int]:
 
 if __name__ == "__main__":
     PAGE.write_text(render())
-    print(f"{PAGE.relative_to(ROOT)}: {sum(map(len, marked_tests().values()))} tests")
+    print(f"{PAGE.relative_to(ROOT)}: {sum(map(len, find_marked_tests().values()))} tests")

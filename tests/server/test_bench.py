@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import stored_bytes
-from bench.__main__ import in_files
+from bench.__main__ import make_folders
 from bench.report import Report, Series, finish
 from bench.server import QUICK, measure_server
 from bench.worker import EVERLONG, PLAIN, SDK, VARIANTS
@@ -51,7 +51,7 @@ def test_the_codec_is_measured_and_reads_back_what_it_wrote(tmp_path: Path) -> N
 async def test_all_arms_run_and_resume_through_a_server(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    report = await measure_server(server.address, in_files(tmp_path), tmp_path, QUICK)
+    report = await measure_server(server.address, make_folders(tmp_path), tmp_path, QUICK)
     growth, resume = (rows_by_variant(series) for series in report.series)
     assert list(growth) == list(resume) == list(VARIANTS)
     history = {variant: row["history bytes"] for variant, row in growth.items()}

@@ -7,8 +7,8 @@ import pytest
 
 from bench import amplification, many_threads, shapes
 from bench.amplification import INTERLEAVED, MIXED, SESSION, Size, measure_amplification
-from bench.conversation import list_data, mixed_turns, session_turns
-from bench.payloads import json_bytes
+from bench.conversation import build_mixed_turns, build_session_turns, list_data
+from bench.payloads import encode_messages
 from bench.transcripts import find_sessions, measure_transcripts, read_session
 from everlong.limits import KIB, MIB
 from everlong.testing import workload
@@ -25,14 +25,14 @@ def test_a_seed_changes_the_workload_and_the_default_seed_is_7() -> None:
 
 def test_a_list_of_messages_is_what_the_sdk_writes() -> None:
     messages = [message for index in range(3) for message in workload.step(index)]
-    turns = mixed_turns(workload.SEED, 3)
+    turns = build_mixed_turns(workload.SEED, 3)
     joined = list_data([message for turn in turns for message in (turn.reply, *turn.results)])
-    assert joined == json_bytes(messages)
+    assert joined == encode_messages(messages)
 
 
 def test_a_session_has_small_messages_and_users_in_between() -> None:
-    turns = session_turns(7, 200)
-    assert turns == session_turns(7, 200)
+    turns = build_session_turns(7, 200)
+    assert turns == build_session_turns(7, 200)
     unanswered = sum(not turn.results for turn in turns)
     assert 20 < unanswered < 60
     mean = sum(len(list_data(turn.messages)) for turn in turns) / len(turns)
@@ -54,7 +54,7 @@ async def test_loops_are_measured_with_one_worker_and_with_two() -> None:
 
 
 async def test_what_is_written_grows_with_the_steps() -> None:
-    turns = mixed_turns(7, 12)
+    turns = build_mixed_turns(7, 12)
     first, last = await amplification.run_scenario(MIXED, 1, 7, (6, 12), [turns])
     assert 0 < first.written_bytes < last.written_bytes
     assert first.tally.unique_bytes < last.tally.unique_bytes

@@ -15,7 +15,7 @@ from temporalio.api.history.v1 import (
     WorkflowExecutionStartedEventAttributes,
 )
 
-from bench.cost_actions import Cost, billed_events, requests
+from bench.cost_actions import Cost, list_billed_events, requests
 
 METRICS = """\
 # TYPE service_requests counter
@@ -44,7 +44,7 @@ def event(name: str) -> HistoryEvent:
     ],
 )
 def test_an_event_that_is_an_action_is_billed(name: str, kind: str, count: int) -> None:
-    assert billed_events([event(name)]) == Counter({kind: count})
+    assert list_billed_events([event(name)]) == Counter({kind: count})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_event_that_is_an_action_is_billed(name: str, kind: str, count: int) 
     ],
 )
 def test_a_consequence_of_an_action_is_not_billed(name: str) -> None:
-    assert billed_events([event(name)]) == Counter()
+    assert list_billed_events([event(name)]) == Counter()
 
 
 def test_a_child_is_billed_where_its_parent_starts_it() -> None:
@@ -71,7 +71,7 @@ def test_a_child_is_billed_where_its_parent_starts_it() -> None:
     child.workflow_execution_started_event_attributes.CopyFrom(
         WorkflowExecutionStartedEventAttributes(parent_workflow_execution=parent)
     )
-    assert billed_events([child]) == Counter()
+    assert list_billed_events([child]) == Counter()
 
 
 def test_each_attempt_after_the_first_is_billed() -> None:
@@ -79,7 +79,7 @@ def test_each_attempt_after_the_first_is_billed() -> None:
     started.activity_task_started_event_attributes.CopyFrom(
         ActivityTaskStartedEventAttributes(attempt=3)
     )
-    assert billed_events([event("ACTIVITY_TASK_SCHEDULED"), started]).total() == 3
+    assert list_billed_events([event("ACTIVITY_TASK_SCHEDULED"), started]).total() == 3
 
 
 def test_the_markers_of_one_workflow_task_are_one_action() -> None:
@@ -88,7 +88,7 @@ def test_the_markers_of_one_workflow_task_are_one_action() -> None:
         marker.marker_recorded_event_attributes.CopyFrom(
             MarkerRecordedEventAttributes(workflow_task_completed_event_id=task)
         )
-    assert billed_events(markers) == Counter(markers=2)
+    assert list_billed_events(markers) == Counter(markers=2)
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_guarantees_are_numbered_without_gaps_and_each_has_a_test() -> None:
     text = guarantees.GUARANTEES.read_text()
     numbers = [int(number) for number in re.findall(r"^\*\*(\d+)\. ", text, flags=re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert set(guarantees.marked_tests()) == set(numbers)
+    assert set(guarantees.find_marked_tests()) == set(numbers)
 
 
 def test_the_page_of_the_guarantees_tests_is_what_the_markers_say() -> None:

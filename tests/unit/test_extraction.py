@@ -9,7 +9,7 @@ import pytest
 
 from bench.evidence import Evidence, measure, table
 from bench.evidence_corpus import corpus, transcript
-from bench.evidence_measure import recalls, whole_context
+from bench.evidence_measure import build_whole_context, can_recall
 from everlong.compaction import extraction
 from everlong.compaction.extraction import find_commands, find_numbers, find_refs
 from everlong.compaction.renderer import (
@@ -70,8 +70,8 @@ def test_the_corpus_is_long_and_has_each_kind_of_evidence() -> None:
         assert [item.entry.seq for item in each.items] == list(range(1, len(each.items) + 1))
         assert min(len(truth.asks), len(truth.paths), len(truth.ids), len(truth.numbers)) > 5
         assert len(truth.decisions) > 10
-        assert len(whole_context(each)) > 200
-        assert all(recalls(each.items, planted) for planted in truth.asks)
+        assert len(build_whole_context(each)) > 200
+        assert all(can_recall(each.items, planted) for planted in truth.asks)
     assert transcript("x", "ops").items == transcript("x", "ops").items
 
 
