@@ -23,7 +23,7 @@ THREADS_MAX: Final = 100
 """Most threads to query, 8 at a time. Each query reaches a worker: seconds in all if all are cold."""
 _AT_ONCE: Final = 8
 ARGUMENTS_BYTES_MAX: Final = 32 * limits.KIB
-"""Most bytes of one call's arguments: more than a person reads before deciding."""
+"""Most bytes of one call's arguments: more than an approver reads before deciding."""
 _CONTEXT_ENTRIES: Final = 6
 
 

@@ -35,9 +35,9 @@ class EntrySummary:
     size_bytes: int
     """Size of the whole body as JSON."""
     summary: str
-    """Beginning of its text; for a body stored in a pack of its own, the ref's preview."""
+    """Beginning of its text; for a body in a separate pack, the ref's preview."""
     is_stored: bool
-    """Whether the body is behind a ref, and must be fetched to be shown whole."""
+    """Whether the body is in a separate pack, which must be fetched to show the whole body."""
     tokens: int = 0
     cost_usd: float = 0.0
     by: str = ""

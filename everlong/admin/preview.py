@@ -58,7 +58,7 @@ async def preview_action(
     action: Action,
     arguments: Mapping[str, Any] | None = None,
 ) -> Preview:
-    """Return what an action would do. `arguments` are the action's own: `seq`, `changes`, ..."""
+    """Preview an action. `arguments` depend on the action: `seq`, `changes`, ..."""
     found = await look_up(client, packs, thread_id)
     given = arguments or {}
     if action == "compact":

@@ -1,4 +1,4 @@
-"""Commands for approvals: list the tool calls that wait for a person, and decide on them."""
+"""Commands for approvals: list the pending tool calls, and decide on them."""
 
 import dataclasses
 from typing import Annotated

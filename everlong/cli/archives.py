@@ -43,7 +43,7 @@ commands = typer.Typer()
 
 
 class Then(StrEnum):
-    """What happens to the thread after it was archived."""
+    """Action on the thread after it was archived."""
 
     keep = "keep"
     close = "close"

@@ -217,7 +217,7 @@ def format_totals(totals: Totals) -> str:
 
 
 def describe_page(page: ThreadPage, *, is_search: bool = False) -> list[str]:
-    """Return the lines below the table of `everlong threads`: what it shows, and how to see more."""
+    """Return the lines below the table of `everlong threads`: the position, and options to see more."""
     first, last = page.offset + 1, page.offset + len(page.rows)
     shown = f"{first} to {last} of {page.total}" if page.rows else "none"
     if page.source == "memory":

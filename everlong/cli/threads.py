@@ -274,7 +274,7 @@ async def _send(
     printed: list[str] = []
 
     def print_wait(text: str) -> None:
-        """Print what the thread waits for, once for each change."""
+        """Print the reason for the wait when it changes."""
         if printed[-1:] != [text]:
             err.print(sanitise(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
         printed[:] = [text]

@@ -261,7 +261,7 @@ def load_access(settings: Settings) -> Access:
         if any(grant.token == settings.token for grant in grants):
             raise ConfigError(
                 "EVERLONG_TOKENS contains the token of EVERLONG_TOKEN, whose role is admin. Give each "
-                "person a token of their own."
+                "user a separate token."
             )
         grants = (Grant(name=_SHARED_NAME, role=Role.ADMIN, token=settings.token), *grants)
     hosts = tuple(_parse_host(each.strip()) for each in settings.hosts.split(",") if each.strip())
@@ -277,7 +277,9 @@ def parse_tokens(text: str) -> tuple[Grant, ...]:
         )
     grants = tuple(_parse_grant(number, part) for number, part in enumerate(parts, 1))
     if len({grant.token for grant in grants}) < len(grants):
-        raise ConfigError("EVERLONG_TOKENS has the same token twice. Give each person their own.")
+        raise ConfigError(
+            "EVERLONG_TOKENS has the same token twice. Give each user a separate token."
+        )
     return grants
 
 

@@ -1,4 +1,4 @@
-"""Error responses: one JSON shape for all errors, and a status by who has to act, client or server.
+"""Error responses: one JSON shape for all errors, and one HTTP status for each type of error.
 
 Invalid input is never a 5xx. Messages never repeat the input: it may be content of a thread.
 """
@@ -91,7 +91,7 @@ class ErrorFields:
     type: str
     """Name of the error, as in docs/admin.md."""
     message: str
-    """What happened, to what, and what to do."""
+    """Problem, the object that has it, and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ _SECONDS: Final[dict[_Phase, float]] = {"head": HEAD_SECONDS_MAX, "body": REQUES
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, with bounds on what a client keeps open.
+    """uvicorn's HTTP/1.1 protocol, with bounds on the connections that clients keep open.
 
     Beyond `CONNECTIONS_MAX`, it closes the connection that has waited longest for the head of a request,
     or else the one that has been idle longest. So clients that send nothing, or half of a request, never

@@ -20,7 +20,7 @@ NONE: Final = "\N{EN DASH}"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 # Ids that a path can hold unescaped: browsers normalise dots and slashes in others.
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*")
-# Longer or deeper JSON is shown as it is, without indentation.
+# Longer or deeper JSON is shown without indentation.
 _PRETTY_CHARS_MAX: Final = 256 * limits.KIB
 _PRETTY_DEPTH_MAX: Final = 32
 _PART: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s"{}\[\],:]+')
@@ -72,12 +72,12 @@ LIMIT_NAMES: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """A status in words: its meaning, and what to do."""
+    """Meaning of a status, and advice."""
 
     text: str
     advice: str = ""
     tone: str = ""
-    """`warn` or `bad` if a person should act; otherwise empty."""
+    """`warn` or `bad` if a user should act; otherwise empty."""
 
 
 def format_size(size_bytes: float | None) -> str:

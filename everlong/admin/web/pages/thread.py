@@ -291,7 +291,7 @@ _FORK_ADVICE = "Fork it from any entry to continue in a new thread."
 
 
 def explain(found: ThreadOverview) -> Explanation:
-    """Return a thread's status in words, and what a person can do about it."""
+    """Explain a thread's status, with advice for the user."""
     status = found.status
     if found.is_gone:
         return Explanation(

@@ -73,7 +73,7 @@ def create_actions_router(context: AppContext) -> APIRouter:
     @router.post(
         "/threads/{thread_id}/preview",
         tags=["actions"],
-        summary="Preview an action: its effect in words and bytes. Changes nothing",
+        summary="Preview an action: its effect as text and bytes. Changes nothing",
         **requires("read"),
     )
     async def preview(thread_id: ThreadId, body: PreviewRequest) -> Preview:

@@ -1,4 +1,4 @@
-"""Routes for approvals: tool calls that wait for a person, and decisions on them."""
+"""Routes for approvals: pending tool calls, and decisions on them."""
 
 import dataclasses
 from typing import Annotated
@@ -34,7 +34,7 @@ def create_approvals_router(context: AppContext) -> APIRouter:
     @router.get(
         "/approvals",
         tags=["approvals"],
-        summary="All calls that wait for a person, oldest first",
+        summary="All pending calls, oldest first",
         **requires("read"),
     )
     async def approvals() -> ApprovalPage:
@@ -43,7 +43,7 @@ def create_approvals_router(context: AppContext) -> APIRouter:
     @router.get(
         "/threads/{thread_id}/approvals",
         tags=["approvals"],
-        summary="The thread's calls that wait for a person",
+        summary="The thread's pending calls",
         name="approvals",
         **requires("read"),
     )
@@ -53,7 +53,7 @@ def create_approvals_router(context: AppContext) -> APIRouter:
     @router.post(
         "/threads/{thread_id}/approvals/{approval_id}",
         tags=["approvals"],
-        summary="Approve or deny a call that waits for a person",
+        summary="Approve or deny a pending call",
         **requires("decide"),
     )
     async def decide(

@@ -31,7 +31,7 @@ Limit = Annotated[int, Query(ge=1, le=_ARCHIVES_PAGE)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArchiveRequest(ChangeRequest):
-    """What to do with the thread after it is archived: keep, close or free it."""
+    """Action on the thread after it is archived: keep, close or free it."""
 
     then: Then = "keep"
 

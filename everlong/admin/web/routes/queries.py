@@ -82,7 +82,7 @@ def create_queries_router(context: AppContext) -> APIRouter:
 
 
 RUNNING_MAX: Final = 4
-"""Each query takes up to 768 MiB of memory and a core for 30 s, in a process of its own."""
+"""Each query takes up to 768 MiB of memory and a core for 30 s, in a separate process."""
 RUNNING_PER_USER_MAX: Final = 2
 WAITING_PER_USER_MAX: Final = 4
 WAIT_SECONDS: Final = 5.0
