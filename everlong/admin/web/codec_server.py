@@ -391,7 +391,8 @@ def _warn_of_encoding(encoding: bytes) -> None:
     _WARNED.add(encoding)
     logger.warning(
         "values decode to the encoding %r, which the Temporal UI does not show. If your workers have a "
-        "payload codec inside Everlong's, start everlong serve with --codec module:name (EVERLONG_CODEC).",
+        "payload codec inside Everlong's, start everlong serve with --codec module:name "
+        "(EVERLONG_CODEC).",
         encoding[:60].decode(errors="replace"),
     )
 
