@@ -1,1 +1,1 @@
-"""Checks of a setup: what `everlong doctor` and `everlong drain` find out."""
+"""Checks of a setup, for `everlong doctor` and `everlong drain`."""

@@ -268,7 +268,7 @@ async def _run_check(check: str, work: Awaitable[Finding]) -> Finding:
 
 
 def _report_error(check: str, error: EverlongError | RPCError | TimeoutError) -> Finding:
-    """Turn an error into a finding. Everlong's errors say first what happened, then what to do."""
+    """Turn an error into a finding. After the first sentence, an Everlong error has its remedy."""
     if isinstance(error, EverlongError):
         text, _, fix = str(error).partition(". ")
         return Finding(check, "failed", text, fix)

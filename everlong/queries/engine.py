@@ -321,8 +321,8 @@ class _Child:
 
     @classmethod
     async def start(cls) -> "_Child":
-        # Run as a file and isolated (-I), so that no environment variable and no folder changes what it
-        # does. In a new session, so that Ctrl-C at a terminal reaches it only through this process.
+        # Run as a file and isolated (-I), so that environment variables and folders have no effect on
+        # it. In a new session, so that Ctrl-C at a terminal reaches it only through this process.
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable,

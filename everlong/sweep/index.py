@@ -291,7 +291,7 @@ class SweepIndex:
         )
         return bool(found)
 
-    def forget(self, holder: str) -> None:
+    def delete_links(self, holder: str) -> None:
         """Remove the links of a holder."""
         self.run("DELETE FROM links WHERE holder = ?", holder)
 

@@ -71,7 +71,7 @@ _AFTER: Final = re.compile(
 )
 # A claim of Everlong's driver for the SDK's external storage: a ref of 60 bytes or more.
 _CLAIM: Final = re.compile(rb'"([A-Za-z0-9+/]{80,}={0,2})"')
-# Bodies of messages. Text of a person, a model or a tool has no links.
+# Bodies of messages: text of a person, a model or a tool has no links.
 _LEAVES: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE})
 
 # A state has at most 64 KiB, and the JSON of a segment 26 KiB: see `STATE_BYTES_MAX` and
@@ -354,7 +354,7 @@ class LinkReader:
             try:
                 parse_ref(ref)
             except (BlobCorrupt, UnknownVersion):
-                continue  # Another driver's.
+                continue  # Written by another driver.
             links |= await self._follow(codec, ref)
         return links
 
@@ -401,7 +401,7 @@ class LinkReader:
 
 
 async def _unwrap(codec: OuterCodec, payloads: Sequence[Payload]) -> list[Payload]:
-    """Remove the outer layer, one payload at a time: each was encoded with other payloads around it."""
+    """Remove the outer layer from each payload alone: payloads here were not encoded together."""
     found: list[Payload] = []
     for payload in payloads:
         try:

@@ -1,4 +1,4 @@
-"""Listing: adds the objects of the store to the index. Keys that are not Everlong's are ignored.
+"""Listing: adds the objects of the store to the index. Keys of other applications are ignored.
 
 A thread's key is a digest, so the keys of all objects are spread evenly over its first digit. A store
 that lists in order is listed in 16 concurrent ranges, one for each digit. Each range has a cursor,
@@ -7,9 +7,9 @@ same sweep. The index is on a local disk, so a long listing is also saved in the
 worker with another disk reads the parts, and lists the keys behind them. A sweep deletes its parts when
 it ends.
 
-The ranges divide the listing only. Any history may name any object, so whether an object is reachable
-is known once all histories have been read. No range is swept before all ranges are listed and all
-histories are marked. See `sweep`.
+The ranges divide the listing only. Any history may name any object, so an object is known to be
+unreachable only once all histories have been read. No range is swept before all ranges are listed and
+all histories are marked. See `sweep`.
 """
 
 import asyncio
@@ -210,8 +210,8 @@ class Listing:
     async def run(self, now_ms: int) -> int:
         """Add all objects of threads, archives and the quarantine to the index.
 
-        Return the time as of which the listing holds: its start, also if an earlier attempt started it.
-        The age of an object counts from there, since it may have been rewritten after it was listed.
+        Return the time of the listing: its start, also if an earlier attempt started it. The age of an
+        object is measured at that time, since it may have been rewritten after it was listed.
         """
         found = await self._resume(now_ms) or self._begin(now_ms)
         self._number, self._now_ms = found.number, found.began_ms
@@ -448,7 +448,7 @@ class Listing:
             parsed = None if copy is None else parse_key(copy.original)
             if copy is None or parsed is None:
                 continue
-            # The later of the two clocks counts: the sweeper's may have been wrong.
+            # The later of the two times counts: the sweeper's clock may have been wrong.
             since_ms = max(copy.quarantined_ms, info.modified_ms or 0)
             rows.append((copy.key, copy.original, *parsed, since_ms, copy.size_bytes))
         self._index.run_many(_ADD_COPY, rows)

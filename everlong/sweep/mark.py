@@ -2,11 +2,11 @@
 
 A closed run never changes, and neither does a pack: each is read once. An open run is read again when
 its workflow tree has new objects, and then only the events that were added. This is nearly exact: a
-name can also reach a run without a new object, in a signal from another tree. So every open run is
-checked before anything is deleted permanently.
+name can also reach a run without a new object, in a signal from another tree. Therefore every open run
+is checked before anything is deleted permanently.
 
-A visibility listing may be incomplete. So the runs and schedules in the index, and the workflows that
-earlier sweeps saw, count until Temporal itself answers that they are gone.
+A visibility listing may be incomplete. Therefore the runs and schedules in the index, and the workflows
+that earlier sweeps saw, count until Temporal reports that they are gone.
 """
 
 import asyncio
@@ -135,7 +135,8 @@ class Marker:
         async for page in self._histories.list_runs():
             self._add_runs(page)
             self._on_progress("listing runs")
-        # A run that the listing lacks may still exist: it is dropped only if Temporal says it is gone.
+        # A run that the listing lacks may still exist. It is dropped only if Temporal reports that it is
+        # gone.
         batch: list[tuple[str, str]] = []
         while batch := self._index.run(
             _MISSED, self._listing, batch[-1][0] if batch else "", limits.SWEEP_BATCH
@@ -148,7 +149,7 @@ class Marker:
             self._drop(run_id)
 
     async def _describe_workflows(self, which: str, values: dict[str, Any]) -> None:
-        """Describe workflows by id: a run counts even if no listing has it yet, or has it any more."""
+        """Describe workflows by id: a run counts even if the listing does not have it."""
         values = {**values, "after": "", "count": limits.SWEEP_BATCH}
         while batch := self._index.run_named(which, values):
             values["after"] = batch[-1][0]
@@ -254,7 +255,7 @@ class Marker:
                 run.run_id,
             )
             if read.is_over:
-                self._index.forget(f"{run.run_id}/beside")
+                self._index.delete_links(f"{run.run_id}/beside")
             if read.is_over or read.last_event != run.last_event:
                 self._index.run(_TOUCH, run.run_id)
 
@@ -267,7 +268,7 @@ class Marker:
         holder = f"{run.run_id}/beside"
         if links != self._index.read_links(holder):
             with self._index.transaction():
-                self._index.forget(holder)
+                self._index.delete_links(holder)
                 self._index.add_links(holder, links)
                 self._index.run(_TOUCH, run.run_id)
         return True
@@ -330,8 +331,8 @@ class Marker:
         with self._index.transaction():
             self._index.run(_TOUCH, run_id)
             self._index.run("DELETE FROM runs WHERE run_id = ?", run_id)
-            self._index.forget(run_id)
-            self._index.forget(f"{run_id}/beside")
+            self._index.delete_links(run_id)
+            self._index.delete_links(f"{run_id}/beside")
 
     async def _follow_roots(self) -> None:
         """Follow the links of all roots through the store."""
@@ -356,9 +357,8 @@ class Marker:
                 links = await self._reader.scan(thread, name)
             except BlobMissing:
                 continue
-            except (
-                StoreUnavailable
-            ) as error:  # An outage: text that looks like a ref cannot cause it.
+            except StoreUnavailable as error:
+                # An outage. Text that looks like a ref cannot cause it.
                 self._note(f"{type(error).__name__}: {error}")
                 return set()
             except Unreadable as error:
@@ -416,9 +416,9 @@ class _Schedules:
         if described is None:
             with self._index.transaction():
                 self._index.run("DELETE FROM schedules WHERE schedule_id = ?", schedule_id)
-                self._index.forget(holder)
+                self._index.delete_links(holder)
             return
-        # Its payloads are stored under the workflow id that it names, though no run has exactly that id.
+        # Payloads are stored under the workflow id in the schedule, though no run has exactly that id.
         workflow_id = described.schedule.action.start_workflow.workflow_id
         try:
             links = await self._reader.find_links(walk_payloads(described), workflow_id)
@@ -426,7 +426,7 @@ class _Schedules:
             self._note(f"schedule {schedule_id!r}: {error}")
             return
         with self._index.transaction():
-            self._index.forget(holder)
+            self._index.delete_links(holder)
             self._index.add_links(holder, links)
             self._index.run("INSERT OR IGNORE INTO roots VALUES (?)", holder)
             self._index.run(

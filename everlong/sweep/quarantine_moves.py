@@ -1,4 +1,4 @@
-"""Quarantine moves: unreachable objects into quarantine, needed ones back, and old copies deleted.
+"""Quarantine moves: quarantines unreachable objects, restores needed ones, and deletes old copies.
 
 Invariant: at any time an object is in its place or in quarantine. Any step may be interrupted anywhere,
 and two sweeps may do it at once: an object is deleted only after its copy was read back, no two moves
@@ -29,7 +29,7 @@ from everlong.sweep.records import Records
 
 T = TypeVar("T")
 
-# Each fault has already cost a few seconds of retries.
+# Store errors of one sweep. Each has already cost a few seconds of retries.
 _FAULTS_MAX: Final = 16
 # A plus keeps SQLite from using the column's index: these statements go by key, batch after batch, and
 # would otherwise sort the whole table for each batch.
@@ -56,8 +56,8 @@ WHERE key > :after AND {_UNREACHED} AND modified_ms <= CASE class
     WHEN 'unknown' THEN :unknown ELSE :first END
 ORDER BY key LIMIT :count
 """  # noqa: S608 - of constants
-# Without copies of trees in which an activity has been running since before the copy was made: it may
-# still return the name of an object that it wrote.
+# Without copies of trees in which an activity has been running since before the copy was made: the
+# activity may still return the name of an object that it wrote.
 _OLD_COPIES: Final = f"""
 SELECT key, size_bytes FROM copies WHERE key > ? AND {_UNREACHED} AND quarantined_ms <= ?
 AND NOT EXISTS (
@@ -108,7 +108,7 @@ class MoveCounts:
 
 
 class QuarantineMover:
-    """Moves and deletes objects by the marks in the index."""
+    """Moves and deletes objects according to the marks in the index."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class QuarantineMover:
             self._note(needed.copy.key, error)
 
     def _note(self, key: str, error: StoreError) -> None:
-        """Skip an object that the store fails to read or move. Many faults are an outage, and raise."""
+        """Skip an object that the store fails to read or move. Many errors are an outage, and raise."""
         self.faults.append(f"{key}: {type(error).__name__}: {make_printable(str(error), 200)}")
         if len(self.faults) >= _FAULTS_MAX:
             raise error
@@ -263,7 +263,7 @@ class QuarantineMover:
         return max(candidate.modified_ms, manifest_ms or 0)
 
     def _note_moved(self, candidate: _Candidate, copy: str, since_ms: int) -> None:
-        """Add the copy to the index: the exact mark may need it. It is newer than this sweep's start."""
+        """Add the copy to the index: the exact mark may need it. The copy is newer than this sweep."""
         key, thread, name, size_bytes, *_ = candidate
         with self._index.transaction():
             self._index.run("DELETE FROM objects WHERE key = ?", key)
@@ -340,5 +340,5 @@ class QuarantineMover:
 
 
 def _compute_limit_ms(now_ms: int, seconds: float | None) -> int:
-    """Return the newest time of an object that is old enough; before all times if it is kept forever."""
+    """Return the newest time of an object that is old enough; -1 if objects are kept forever."""
     return -1 if seconds is None else int(now_ms - 1000 * seconds)

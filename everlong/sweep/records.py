@@ -55,7 +55,7 @@ _SEEN: Final = TypeAdapter(SeenIds)
 async def record_seen(store: BlobStore, namespace_id: str, workflow_id: str) -> None:
     """Record that a thread belongs to a namespace, before its last history is deleted.
 
-    Otherwise no sweep may ever have seen it, and its objects would count as foreign.
+    A sweep that never saw the thread would otherwise count its objects as foreign.
     """
     stamp = f"{time.time_ns() // 1_000_000:013d}-{os.urandom(4).hex()}"
     await Records(store, namespace_id, stamp).write_seen(SeenIds(frozenset({workflow_id})))
@@ -91,15 +91,16 @@ class Records:
     async def add_seen(self, known: SeenIds, new: SeenIds, gone: SeenIds) -> None:
         """Record new ids. If many ids are obsolete, replace all records with one of the others.
 
-        A new index asks Temporal for each id that is not listed, so obsolete ids must not accumulate.
+        A sweep with a new index asks Temporal about each id that is not listed, so obsolete ids must not
+        accumulate.
         """
         if new:
             await self.write_seen(new)
         records = await self._list_keys("seen")
         is_stale = len(gone.workflow_ids) > max(_GONE_MIN, len(known.workflow_ids) // 2)
         if is_stale or len(records) > limits.SWEEP_RECORDS_MAX:
-            # Read again, since another sweep may have added a record; and written before the others are
-            # deleted.
+            # Read again, since another sweep may have added a record. The merged record is written
+            # before the others are deleted.
             everyone, read = await self._parse_seen(records)
             await self.write_seen(everyone - gone, "-1")
             await self._store.delete(read)
@@ -110,8 +111,8 @@ class Records:
         for key in records:
             try:
                 found |= _SEEN.validate_json(await self._store.get(key))
-            # Merged meanwhile: its ids are in a newer record. Or written by a newer Everlong: its
-            # threads count as foreign here, so their objects are kept.
+            # Missing: merged meanwhile, so its ids are in a newer record. Invalid: written by a newer
+            # Everlong, so its threads count as foreign here, and their objects are kept.
             except (BlobMissing, ValidationError):
                 continue
             read.append(key)

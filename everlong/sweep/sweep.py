@@ -1,6 +1,6 @@
 """One sweep: list, mark, restore, quarantine, and delete copies whose quarantine period is over.
 
-The store is listed before anything is marked, so an object that is written later is no candidate. A
+The store is listed before anything is marked, so an object that is written later is not a candidate. A
 sweep needs no lock and no exclusive access: see `quarantine_moves`.
 
 The store can be listed in shards, but no shard can be swept by itself: an object's key names the thread
@@ -9,7 +9,7 @@ from, a parent names results of its children, and both may be in other shards. S
 are candidates only after every shard is listed and every history is marked, in this order:
 
 1. All shards are listed, at any time and in any order, but each before any mark. An object that is
-   written after its shard was listed is no candidate in this sweep.
+   written after its shard was listed is not a candidate in this sweep.
 2. All histories are marked, whatever shard their threads are in. If one cannot be read, nothing is
    deleted.
 3. Objects are quarantined in the order of their keys. This step may stop anywhere: no move depends on
@@ -22,11 +22,11 @@ An interrupted sweep continues in the next attempt, in the next activity, or on 
   beginning of the listing; histories are read after the listing, so a new name is seen; and an object
   that is moved wrongly is in quarantine, where a read finds it. A listing older than 48 hours is
   dropped.
-- Interrupted while histories are read: what was read is in the index on disk, and periodically in the
-  store.
+- Interrupted while histories are read: the links found so far are in the index on disk, and
+  periodically in the store.
 - Interrupted while the index is written to the store: the previous manifest is valid until the new one
   is written.
-- Interrupted while objects are moved: see `quarantine_moves`. Marks are made again first.
+- Interrupted while objects are moved: see `quarantine_moves`. The next attempt marks again first.
 
 Two concurrent sweeps have an index each. Their files in the store have different names, and a sweep
 that finds a file missing reads histories instead. If the retention changes between two attempts, the
@@ -73,7 +73,7 @@ from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import SWEEP
 
 Progress: TypeAlias = Callable[[str], None]
-"""Called often with a short text: what the sweep is doing."""
+"""Called often with a short text about the current work."""
 # How far the sweeper's clock may be ahead of the store's. Beyond that, the store's clock counts.
 _AHEAD_MS_MAX: Final = 60_000
 
@@ -91,7 +91,7 @@ ArchiveHook: TypeAlias = Callable[[], Awaitable[ArchivedThreads]]
 
 
 class _OutOfTime(Exception):
-    """The sweep's time is over: it stops, and the next activity continues it."""
+    """The sweep's time is over. It stops, and the next activity continues it."""
 
 
 class Sweep:
@@ -136,7 +136,7 @@ class Sweep:
         # Read-only: an object that is read from quarantine gets marked, and the sweep restores it with
         # the other marked copies.
         restoring = RestoringBlobStore(self._store, read_only=True)
-        # A separate cache, so that a sweep does not evict what the worker's cache holds.
+        # A separate cache, so that a sweep does not evict objects from the worker's cache.
         cache = CachedBlobStore(
             restoring, memory_bytes_max=limits.SWEEP_CACHE_BYTES_MAX, disk_bytes_max=0
         )
@@ -260,7 +260,7 @@ class Sweep:
     async def _measure_ahead_ms(self, records: Records, own_ms: int) -> int:
         """Return how far this clock is ahead of the store's; 0 within the tolerance.
 
-        On a clock that is a week ahead, an object that was quarantined a moment ago looks old enough to
+        If a clock is a week ahead, an object that was quarantined a moment ago seems old enough to
         delete. A dry run writes nothing, so it has no store time to compare with.
         """
         if self._options.dry_run:
@@ -285,8 +285,7 @@ class Sweep:
         counts = await index.compute(partial(_count_objects, index), self._on_progress)
         await mover.restore(now_ms)
         if not marker.incomplete:
-            # From here on the index matches the store: a sweep that is killed after this continues from
-            # it.
+            # From here on the index matches the store: after a kill, the next sweep continues from it.
             named_ms = now_ms - int(1000 * limits.SWEEP_ON_ITS_WAY_SECONDS)
             await index.compute(partial(index.finish, named_ms), self._on_progress)
             stored.is_settled = True
@@ -337,7 +336,7 @@ class Sweep:
                 _read_ids(index, "SELECT workflow_id FROM owned"),
                 _read_ids(index, "SELECT schedule_id FROM schedules"),
             )
-            # They have no stored objects, and Temporal was asked for them by id.
+            # Obsolete ids: no stored objects, and no run or schedule when Temporal was asked by id.
             away = _read_ids(
                 index,
                 "SELECT workflow_id FROM owned WHERE thread NOT IN (SELECT thread FROM places) "
