@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from temporalio.client import Client
-from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
 from everlong import ThreadStart
 from everlong.compaction import Snapshot
@@ -27,6 +27,16 @@ from everlong.models import (
     ThreadState,
     build_note,
     thread_key,
+)
+from everlong.models.search_attributes import (
+    AGENT,
+    ASKED_AT,
+    GROWTH,
+    LAST_RESUME,
+    PENDING,
+    REASON,
+    STATE_BYTES,
+    STATUS,
 )
 from everlong.storage.history import ThreadHistory, write_message
 from everlong.storage.journal import Journal
@@ -107,25 +117,17 @@ def attributes(number: int) -> TypedSearchAttributes:
     elif number % 61 == 0:
         status, reason = "paused", "same_failure_max" if number % 2 else "person"
     pairs: list[SearchAttributePair[Any]] = [
-        SearchAttributePair(
-            SearchAttributeKey.for_keyword("EverlongAgent"), AGENTS[number % len(AGENTS)]
-        ),
-        SearchAttributePair(SearchAttributeKey.for_keyword("EverlongStatus"), status),
-        SearchAttributePair(SearchAttributeKey.for_keyword("EverlongReason"), reason),
-        SearchAttributePair(SearchAttributeKey.for_int("EverlongPendingApprovals"), pending),
-        SearchAttributePair(
-            SearchAttributeKey.for_int("EverlongStateBytes"), card(number).stored_bytes
-        ),
-        SearchAttributePair(
-            SearchAttributeKey.for_float("EverlongGrowthBytesPerHour"), number % 997 * 512.0
-        ),
-        SearchAttributePair(
-            SearchAttributeKey.for_float("EverlongLastResumeMs"), 20.0 + number % 400
-        ),
+        SearchAttributePair(AGENT, AGENTS[number % len(AGENTS)]),
+        SearchAttributePair(STATUS, status),
+        SearchAttributePair(REASON, reason),
+        SearchAttributePair(PENDING, pending),
+        SearchAttributePair(STATE_BYTES, card(number).stored_bytes),
+        SearchAttributePair(GROWTH, number % 997 * 512.0),
+        SearchAttributePair(LAST_RESUME, 20.0 + number % 400),
     ]
     if pending:
         asked = datetime.now(UTC) - timedelta(minutes=number % 600)
-        pairs.append(SearchAttributePair(SearchAttributeKey.for_datetime("EverlongAskedAt"), asked))
+        pairs.append(SearchAttributePair(ASKED_AT, asked))
     return TypedSearchAttributes(pairs)
 
 

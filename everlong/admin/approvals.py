@@ -13,11 +13,11 @@ from everlong.client.status import list_pending, load_arguments, open_journal, r
 from everlong.client.visibility import ThreadRow, read_rows
 from everlong.errors import EverlongError, NoWorker
 from everlong.models import AGENT_WORKFLOW, Approval
+from everlong.models.search_attributes import PENDING
 from everlong.storage.pack_store import PackStore
 
 _QUERY: Final = (
-    f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Running' AND "
-    "EverlongPendingApprovals > 0"
+    f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Running' AND {PENDING.name} > 0"
 )
 THREADS_MAX: Final = 100
 """Most threads to query, 8 at a time. Each query reaches a worker: seconds in all if all are cold."""

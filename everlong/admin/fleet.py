@@ -26,7 +26,7 @@ from everlong.doctor.checks import check_store
 from everlong.doctor.findings import Finding
 from everlong.errors import EverlongError
 from everlong.models import AGENT_WORKFLOW, SweepReport, make_printable
-from everlong.models.search_attributes import ASKED_AT, PENDING
+from everlong.models.search_attributes import ASKED_AT, PENDING, STATUS
 from everlong.storage.pack_store import PackStore
 from everlong.telemetry import Meters
 
@@ -255,7 +255,7 @@ async def measure_fleet(client: Client) -> FleetFigures:
     """Read the figures. The server's visibility lags by some seconds."""
     # One count per status: the server cannot group by custom search attributes.
     counts = await asyncio.gather(
-        *(client.count_workflows(f"{_RUNNING} AND EverlongStatus = '{each}'") for each in STATUSES)
+        *(client.count_workflows(f"{_RUNNING} AND {STATUS.name} = '{each}'") for each in STATUSES)
     )
     # The same rows as `everlong threads`, so the gauges and the list agree.
     rows = (await read_rows(client, _RUNNING, size=THREADS_MAX)).rows
@@ -263,7 +263,7 @@ async def measure_fleet(client: Client) -> FleetFigures:
     growth = [0.0, *(row.growth_bytes_per_hour for row in rows)]
     pending = 0
     asked: list[datetime] = []
-    async for thread in _list_attributes(client, f"{_RUNNING} AND EverlongPendingApprovals > 0"):
+    async for thread in _list_attributes(client, f"{_RUNNING} AND {PENDING.name} > 0"):
         pending += thread.get(PENDING, 0)
         if (asked_at := thread.get(ASKED_AT)) is not None:
             asked.append(asked_at)

@@ -157,7 +157,7 @@ class ThreadOverview:
     """Empty without a status, and for a thread that only its archive knows."""
     approvals: tuple[Approval, ...]
     last_seq: int
-    """Seq of the newest journal entry; without a status, as of the start of the newest run."""
+    """Seq of the newest journal entry; without a status, as the history names it."""
     began_ms: int | None
     """Time of the first entry; for a fork, time of the fork."""
     unavailable: str

@@ -14,7 +14,6 @@ from everlong.cli.output import (
     print_json,
     print_lines,
 )
-from everlong.client.fork import fork as fork_thread
 from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import ThreadDiff
 from everlong.config import Settings, load_settings
@@ -98,22 +97,19 @@ async def _fork(
     by: str,
     as_json: bool,
 ) -> None:
-    client = await connect(settings)
-    start = await fork_thread(
-        client,
-        open_configured_packs(settings),
+    thread = ThreadHandle(
+        await connect(settings),
         thread_id,
-        seq,
-        new_id,
+        packs=open_configured_packs(settings),
         task_queue=settings.task_queue,
-        agent=agent,
-        by=by,
     )
+    start = (await thread.fork(seq, new_id, agent=agent, by=by)).start
     if as_json:
         print_json(start)
         return
+    agent_name = start.agent if start is not None else agent
     out.print(
-        f"thread {new_id} ({start.agent}) continues from {show_id(thread_id)} after entry {seq}. Send "
+        f"thread {new_id} ({agent_name}) continues from {show_id(thread_id)} after entry {seq}. Send "
         "it a message:\n"
         f"  {find_command()} send {quote_id(new_id)} 'What if we try it the other way?'",
         markup=False,

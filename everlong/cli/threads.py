@@ -34,7 +34,6 @@ from everlong.client.progress import ThreadProgress
 from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
 from everlong.client.threads import PAGE_LIMIT_MAX, Directory, Sort
-from everlong.client.time_travel import Timeline
 from everlong.client.wait import SCAN_ENTRIES
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
@@ -305,9 +304,9 @@ def _describe_progress(thread_id: str, progress: ThreadProgress) -> str:
 
 
 async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
-    client = await connect(settings)
     packs = open_configured_packs(settings)
-    past = await Timeline.open(client, packs, thread_id)
+    thread = ThreadHandle(await connect(settings), thread_id, packs=packs)
+    past = await thread.timeline()
     status = past.status
     if past.archive is not None:
         if as_json:
@@ -316,7 +315,6 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
         else:
             print_table(build_archive_table(past.archive, status, past.passed_over))
         return
-    thread = ThreadHandle(client, thread_id, packs=packs)
     approvals = await thread.approvals() if status.pending else []
     size = await thread.size()
     if as_json:
@@ -350,9 +348,8 @@ async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) 
 async def _journal(
     settings: Settings, thread_id: str, first: int | None, last: int | None, as_json: bool
 ) -> None:
-    client = await connect(settings)
     packs = open_configured_packs(settings)
-    past = await Timeline.open(client, packs, thread_id)
+    past = await ThreadHandle(await connect(settings), thread_id, packs=packs).timeline()
     status = past.status
     last_seq = seq_after(status.head) - 1
     upto = last_seq if last is None else min(last, last_seq)

@@ -57,7 +57,7 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
-from everlong.models.search_attributes import REASON
+from everlong.models.search_attributes import REASON, STATUS
 from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import unwrap_store
@@ -515,7 +515,7 @@ _FAILED_MAX: Final = 200
 _LOOKED_AT_MAX: Final = 10_000
 _DUE_QUERY: Final = (
     f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Completed' "
-    "AND EverlongStatus = 'archived'"
+    f"AND {STATUS.name} = 'archived'"
 )
 
 

@@ -24,7 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.archive import Manifest, StoredArchive
 from everlong.client.errors import translate_errors, translate_rpc_error
-from everlong.client.status import describe_end, observe, open_journal
+from everlong.client.status import describe_end, open_journal, read_status
 from everlong.client.time_travel import Timeline, open_archive
 from everlong.client.visibility import ThreadRow, build_row, decode_cards, quote_text
 from everlong.errors import (
@@ -39,7 +39,6 @@ from everlong.models import (
     CARD_MEMO,
     SegmentRef,
     ThreadCard,
-    ThreadStart,
     ThreadStatus,
     seq_after,
     thread_key,
@@ -56,7 +55,10 @@ ANSWER_SECONDS_MAX: Final = 4.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThreadLookup:
-    """A thread as far as it can be known now."""
+    """Sources of a thread's page: what the server and the store answer now, and where its journal is.
+
+    Not a shape to show: the overview, entries, charts and previews are made from it.
+    """
 
     thread_id: str
     row: ThreadRow
@@ -64,7 +66,7 @@ class ThreadLookup:
     """None if no worker answers."""
     journal: JournalReader
     head: SegmentRef | None
-    """Where its journal ends; without a status, where it ended when the newest run began."""
+    """Head of its journal; without a status, the newest head that the history names."""
     run_events: int
     run_history_bytes: int
     unavailable: str
@@ -102,14 +104,16 @@ async def _look_up_on_server(
     status, head, unavailable = None, None, ""
     try:
         async with asyncio.timeout(seconds_max):
-            status = (await observe(client, thread_id)).status
+            status = await read_status(client, thread_id)
         head = status.head
     except (NoWorker, TimeoutError) as error:
         unavailable = str(error) or (
             f"no worker answers for thread {thread_id!r} within {seconds_max:.0f} s. Start one on task "
             f"queue {info.task_queue!r}."
         )
-        head = await _head_at_start(client, description)
+        # A page without the journal is better than none: the client may lack a key.
+        with contextlib.suppress(EverlongError, TemporalError, ValueError, RuntimeError):
+            head = await find_head(client, thread_id)
     return ThreadLookup(
         thread_id=thread_id,
         row=build_row(info, await _decode_card(client, description)),
@@ -168,18 +172,6 @@ async def _decode_card(
     if payload is None:
         return None
     return (await decode_cards(client, {"": payload})).get("")
-
-
-async def _head_at_start(
-    client: Client, description: WorkflowExecutionDescription
-) -> SegmentRef | None:
-    handle = client.get_workflow_handle(description.id, run_id=description.run_id)
-    with contextlib.suppress(EverlongError, TemporalError, ValueError, RuntimeError):
-        async for event in handle.fetch_history_events(page_size=1):
-            payloads = event.workflow_execution_started_event_attributes.input.payloads
-            [start] = await client.data_converter.decode(payloads, [ThreadStart])
-            return start.state.head if isinstance(start, ThreadStart) else None
-    return None
 
 
 _HEAD: Final = TypeAdapter(SegmentRef)

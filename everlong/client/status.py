@@ -42,27 +42,19 @@ _OUR_ACTIVITIES: Final = "everlong."
 _PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-([0-9a-f]+)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Observation:
-    """A thread at one moment, as its worker and the server see it."""
-
-    status: ThreadStatus
-    ended: str
-    """How it ended: `completed`, `terminated`, ...; empty while it runs."""
-    is_busy: bool
-    """Whether an activity is under way: a step of a thread that is paused may still end."""
-
-
 async def read_status(client: Client, thread_id: str) -> ThreadStatus:
-    """Return how far a thread is. It needs a worker that runs, unless the thread was stopped."""
-    return (await observe(client, thread_id)).status
+    """Return a thread's status. It needs a running worker, unless the thread was stopped."""
+    found, _ = await observe(client, thread_id)
+    return found
 
 
-async def observe(client: Client, thread_id: str) -> Observation:
-    """Look at a thread once."""
+async def observe(
+    client: Client, thread_id: str
+) -> tuple[ThreadStatus, WorkflowExecutionDescription]:
+    """Return a thread's status, and the server's description from just before it."""
     handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
     with translate_errors(thread_id), explain_unreadable(thread_id):
-        # First, so that what it says is not newer than the status.
+        # First, so that the description is not newer than the status.
         description = await handle.describe()
         ended = describe_end(description)
         stopped = description.status == WorkflowExecutionStatus.COMPLETED
@@ -80,7 +72,7 @@ async def observe(client: Client, thread_id: str) -> Observation:
             )
         ):
             found = dataclasses.replace(found, status="held", held_by=waits_for)
-    return Observation(found, ended, bool(description.raw_description.pending_activities))
+    return found, description
 
 
 def describe_end(description: WorkflowExecutionDescription) -> str:

@@ -32,6 +32,7 @@ from everlong.models import (
     Decide,
     Entry,
     Message,
+    ThreadStart,
     ThreadStatus,
     seq_after,
 )
@@ -68,6 +69,8 @@ class ThreadHandle:
         self.client = client
         self.id = thread_id
         self.task_queue = task_queue
+        self.start: ThreadStart | None = None
+        """Arguments that the thread was started with, on a handle that `fork` returned."""
         self._packs = packs
 
     def __repr__(self) -> str:
@@ -260,7 +263,7 @@ class ThreadHandle:
         The new thread has this one's agent and policy, unless another agent is named, and waits for a
         message. This thread is not changed, and may have ended.
         """
-        await fork.fork(
+        start = await fork.fork(
             self.client,
             self.packs,
             self.id,
@@ -271,7 +274,9 @@ class ThreadHandle:
             by=by,
             reason=reason,
         )
-        return ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
+        forked = ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
+        forked.start = start
+        return forked
 
     async def archive(
         self,
@@ -301,6 +306,10 @@ class ThreadHandle:
 
     # The journal.
 
+    async def timeline(self) -> Timeline:
+        """Open the journal as it is now; if the server has deleted the thread, its newest archive."""
+        return await Timeline.open(self.client, self.packs, self.id)
+
     async def state_at(self, seq: int, *, totals: bool = True) -> ThreadView:
         """Return the thread as it was right after an entry, with the context its model would have read.
 
@@ -323,7 +332,7 @@ class ThreadHandle:
 
         Of a thread that the server has deleted, the newest archive is read.
         """
-        past = await Timeline.open(self.client, self.packs, self.id)
+        past = await self.timeline()
         newest = seq_after(past.status.head) - 1
         end = newest if last_seq is None else min(last_seq, newest)
         for seq in range(max(1, first_seq), end + 1, _PAGE_ENTRIES):

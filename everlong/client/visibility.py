@@ -30,7 +30,16 @@ from everlong.client.errors import translate_rpc_error
 from everlong.client.search_attributes import has_attributes
 from everlong.errors import EverlongError
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, compute_growth_per_hour
-from everlong.models import search_attributes as attributes
+from everlong.models.search_attributes import (
+    AGENT,
+    ASKED_AT,
+    GROWTH,
+    LAST_RESUME,
+    PENDING,
+    REASON,
+    STATE_BYTES,
+    STATUS,
+)
 from everlong.sweep.history_reader import CLOSED
 
 QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
@@ -182,22 +191,20 @@ def build_row(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> Th
         for name, payload in info.search_attributes.indexed_fields.items()
     }
     is_open = info.status not in CLOSED
-    asked = said.get(attributes.ASKED_AT.name)
+    asked = said.get(ASKED_AT.name)
     return ThreadRow(
         thread_id=info.execution.workflow_id,
         run_id=info.execution.run_id,
-        agent=str(said.get(attributes.AGENT.name) or ""),
-        status=_describe_status(info, str(said.get(attributes.STATUS.name) or ""), is_open=is_open),
-        reason=str(said.get(attributes.REASON.name) or ""),
+        agent=str(said.get(AGENT.name) or ""),
+        status=_describe_status(info, str(said.get(STATUS.name) or ""), is_open=is_open),
+        reason=str(said.get(REASON.name) or ""),
         started_ms=info.start_time.ToMilliseconds(),
         closed_ms=None if is_open else info.close_time.ToMilliseconds(),
-        stored_bytes=card.stored_bytes if card else int(said.get(attributes.STATE_BYTES.name) or 0),
+        stored_bytes=card.stored_bytes if card else int(said.get(STATE_BYTES.name) or 0),
         growth_bytes_per_hour=_compute_growth(card, said) if is_open else 0.0,
-        pending=int(said.get(attributes.PENDING.name) or 0) if is_open else 0,
+        pending=int(said.get(PENDING.name) or 0) if is_open else 0,
         asked_ms=_parse_ms(asked) if asked and is_open else None,
-        last_resume_ms=float(
-            said.get(attributes.LAST_RESUME.name) or (card.resume_ms if card else 0.0)
-        ),
+        last_resume_ms=float(said.get(LAST_RESUME.name) or (card.resume_ms if card else 0.0)),
         task_queue=info.task_queue,
         card=card,
     )
@@ -209,7 +216,7 @@ def _compute_growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
     The clock is rounded to the minute, so that rows which are read again in it are equal.
     """
     if card is None or not card.trend:
-        return float(said.get(attributes.GROWTH.name) or 0.0)
+        return float(said.get(GROWTH.name) or 0.0)
     now_ms = int(time.time()) // 60 * 60_000
     return compute_growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
 
@@ -291,7 +298,7 @@ def build_query(wanted: Wanted, *, attributes: bool) -> str | None:
     if wanted.agent:
         if not attributes:
             return None
-        parts.append(f"EverlongAgent = {quote_text(wanted.agent)}")
+        parts.append(f"{AGENT.name} = {quote_text(wanted.agent)}")
     if wanted.text:
         text = quote_text(wanted.text)
         parts.append(f"WorkflowId STARTS_WITH {text} AND WorkflowId != {text}")
@@ -303,18 +310,18 @@ def _build_status_query(status: str, *, attributes: bool) -> str | None:
     if status in _END_STATUSES:
         return f"ExecutionStatus = '{_END_STATUSES[status]}'"
     if status == "running":
-        unsaid = " AND EverlongStatus IS NULL" if attributes else ""
+        unsaid = f" AND {STATUS.name} IS NULL" if attributes else ""
         return f"ExecutionStatus = 'Running'{unsaid}"
     if status == "stopped":
         # A thread that ended before it could say so was stopped.
         unless = (
-            " AND (EverlongStatus != 'archived' OR EverlongStatus IS NULL)" if attributes else ""
+            f" AND ({STATUS.name} != 'archived' OR {STATUS.name} IS NULL)" if attributes else ""
         )
         return f"ExecutionStatus = 'Completed'{unless}"
     if not attributes:
         return None
     execution = "Completed" if status == "archived" else "Running"
-    return f"ExecutionStatus = '{execution}' AND EverlongStatus = {quote_text(status)}"
+    return f"ExecutionStatus = '{execution}' AND {STATUS.name} = {quote_text(status)}"
 
 
 class Visibility:

@@ -13,20 +13,20 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
-from temporalio.client import Client, WorkflowUpdateHandle
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowUpdateHandle
 
 from everlong.client.diagnosis import Report, Watch
 from everlong.client.errors import explain_unreadable, translate_errors
 from everlong.client.follower import Follower, ProgressFollower
 from everlong.client.progress import ThreadProgress, make_progress
 from everlong.client.status import (
-    Observation,
     describe_end,
     observe,
     open_journal,
     read_held_reason,
+    read_status,
 )
 from everlong.client.updates import (
     check_startable,
@@ -60,6 +60,8 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
 T = TypeVar("T")
+Observation: TypeAlias = tuple[ThreadStatus, WorkflowExecutionDescription]
+"""A status, and the server's description from just before it."""
 
 logger = logging.getLogger(__name__)
 
@@ -192,9 +194,9 @@ async def wait_for_status(
 
     Where `Progress` tells enough, `wait_for_progress` makes no query.
     """
-    async for seen in _Wait(client, thread_id, seconds_max).observations():
-        if done(seen.status):
-            return seen.status
+    async for status, _ in _Wait(client, thread_id, seconds_max).observations():
+        if done(status):
+            return status
     raise AssertionError("a wait ends with an error only")
 
 
@@ -260,8 +262,12 @@ class _Wait:
             if seen is not None:
                 await self._in_time(asyncio.sleep(self._rest_seconds()))
         # Of a team's own workflow, the events mean something else.
-        async for observed in self.observations():
-            seen = make_progress(observed.status, ended=observed.ended, is_busy=observed.is_busy)
+        async for status, description in self.observations():
+            seen = make_progress(
+                status,
+                ended=describe_end(description),
+                is_busy=bool(description.raw_description.pending_activities),
+            )
             report(seen)
             yield seen
 
@@ -277,7 +283,7 @@ class _Wait:
         if not seen.needs_query:
             return seen.pause
         try:
-            found = (await self._in_time(observe(self._client, self._thread_id))).status
+            found = await self._in_time(read_status(self._client, self._thread_id))
         except (NoWorker, ServerUnreachable):
             self._look_again_at = time.monotonic() + _UNANSWERED_SECONDS
             return seen.pause
@@ -294,7 +300,7 @@ class _Wait:
                 seen = await self._in_time(self._observe())
                 if seen is not None:
                     yield seen
-                    self._check_alive(seen.ended)
+                    self._check_alive(describe_end(seen[1]))
                 await self._in_time(asyncio.sleep(self._pause_seconds()))
                 while seen is not None and not (news.done() and news.result()):
                     if follower.has_ended:
@@ -324,22 +330,22 @@ class _Wait:
         except ServerUnreachable as error:
             self._last_known = f". {error}"
             return None
-        self._learn("", make_progress(seen.status))
+        self._learn("", make_progress(seen[0]))
         return seen
 
     async def _held(self, seen: Observation) -> Observation | None:
         """Return what was seen with what heartbeats say now, if that has changed: no event tells it."""
-        if seen.status.status not in ("working", "held") or not seen.is_busy:
+        status, description = seen
+        is_busy = bool(description.raw_description.pending_activities)
+        if status.status not in ("working", "held") or not is_busy:
             return None
         with translate_errors(self._thread_id):
             described = await self._client.get_workflow_handle(self._thread_id).describe()
         text = await read_held_reason(self._client, described.raw_description.pending_activities)
-        if text == seen.status.held_by:
+        if text == status.held_by:
             return None
-        status = dataclasses.replace(
-            seen.status, status="held" if text else "working", held_by=text
-        )
-        return dataclasses.replace(seen, status=status)
+        word = "held" if text else "working"
+        return dataclasses.replace(status, status=word, held_by=text), description
 
     async def _in_time(self, awaitable: Awaitable[T]) -> T:
         """Await something until the time of the wait is over."""

@@ -14,15 +14,9 @@ from typing import Final
 
 from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from temporalio.client import Client
 
-from everlong.client.lookup import measure_size
 from everlong.client.progress import ThreadProgress
-from everlong.client.status import list_pending, read_status
 from everlong.client.thread import ThreadHandle
-from everlong.client.time_travel import read_journal, read_messages
-from everlong.client.updates import send
-from everlong.client.wait import wait_for_progress
 from everlong.config import Settings
 from everlong.connection import connect, open_configured_packs
 from everlong.console import find_command, out
@@ -31,7 +25,6 @@ from everlong.demo.report import APPROVER, Report, find_false_claims, make_table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable, DecisionRefused
 from everlong.models import Decision, Kind, ThreadStatus
-from everlong.storage.pack_store import PackStore
 from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
 QUESTION: Final = "What happened last night?"
@@ -92,16 +85,13 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
     settings = stack.settings
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    number = await send(
-        client, thread_id, QUESTION, task_queue=settings.task_queue, agent=agent.name
-    )
+    thread = ThreadHandle(client, thread_id, packs=packs, task_queue=settings.task_queue)
+    number = await thread.send(QUESTION, agent=agent.name)
     with _progress() as progress:
         task = progress.add_task("running", total=STEPS)
 
         async def until(done: Callable[[ThreadProgress], bool]) -> ThreadProgress:
-            return await wait_for_progress(
-                client,
-                thread_id,
+            return await thread.wait_until(
                 done,
                 seconds_max=_TURN_SECONDS_MAX,
                 on_progress=lambda seen: progress.update(
@@ -121,19 +111,22 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         progress.update(task, description="resumed")
         await until(lambda seen: seen.tool_calls >= STEPS)
         progress.update(task, description="waiting for approval")
-        await _decide(client, thread_id, stack.admin_url)
+        await _decide(thread, stack.admin_url)
         await until(lambda seen: seen.answered >= number)
-        counters = (await read_status(client, thread_id)).counters
+        counters = (await thread.status()).counters
         progress.update(task, description="a second thread runs away")
-        stopped = await _run_runaway(client, f"{thread_id}-runaway", settings.task_queue)
-    size = await measure_size(client, packs.store, thread_id)
+        second = ThreadHandle(
+            client, f"{thread_id}-runaway", packs=packs, task_queue=settings.task_queue
+        )
+        stopped = await _run_runaway(second)
+    size = await thread.size()
     return Report(
-        conversation=await read_messages(client, packs, thread_id),
+        conversation=await thread.messages(),
         history_bytes=size.history_bytes,
         blob_bytes=size.blob_bytes,
         context_bytes=counters.context_bytes,
         compactions=counters.compactions,
-        decisions=await _read_decisions(client, packs, thread_id),
+        decisions=await _read_decisions(thread),
         by_person=_has_person(),
         runaway=stopped,
         runs=size.runs,
@@ -145,15 +138,12 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
     )
 
 
-async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
+async def _decide(thread: ThreadHandle, dashboard_url: str) -> None:
     """Wait for the approval request. The user at the terminal decides, or else the demo approves."""
-    await wait_for_progress(
-        client,
-        thread_id,
-        lambda seen: seen.pending > 0 or seen.answered > 0,
-        seconds_max=_TURN_SECONDS_MAX,
+    await thread.wait_until(
+        lambda seen: seen.pending > 0 or seen.answered > 0, seconds_max=_TURN_SECONDS_MAX
     )
-    waiting = await list_pending(client, thread_id)
+    waiting = await thread.approvals()
     if not waiting:  # A user has already decided in the dashboard.
         return
     [approval] = waiting
@@ -163,16 +153,14 @@ async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
             f"{asks}. Decide in the dashboard:\n  {dashboard_url}/approvals\n"
             "or press Enter to approve it here."
         )
-        if await _wait_for_decision(client, thread_id, prompt):
+        if await _wait_for_decision(thread, prompt):
             return
     else:
         out.print(f"{asks}: approved.", soft_wrap=True)
     try:
-        await ThreadHandle(client, thread_id).decide(
-            approval.id, approve=True, by=APPROVER, reason="the logs say so"
-        )
+        await thread.decide(approval.id, approve=True, by=APPROVER, reason="the logs say so")
     except DecisionRefused:
-        if await list_pending(client, thread_id):
+        if await thread.approvals():
             raise
         # A user has decided in the meantime.
 
@@ -181,12 +169,10 @@ def _has_person() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-async def _wait_for_decision(client: Client, thread_id: str, prompt: str) -> bool:
+async def _wait_for_decision(thread: ThreadHandle, prompt: str) -> bool:
     """Wait for a decision or for Enter; return whether a decision came first."""
     entered = asyncio.ensure_future(_wait_for_enter(prompt))
-    decided = asyncio.ensure_future(
-        wait_for_progress(client, thread_id, lambda seen: seen.pending == 0, seconds_max=None)
-    )
+    decided = asyncio.ensure_future(thread.wait_until(lambda seen: seen.pending == 0))
     try:
         await asyncio.wait([entered, decided], return_when=asyncio.FIRST_COMPLETED)
         return decided.done() and decided.result().pending == 0
@@ -208,15 +194,18 @@ async def _wait_for_enter(prompt: str) -> None:
         loop.remove_reader(sys.stdin)
 
 
-async def _read_decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decision]:
-    entries = await read_journal(client, packs, thread_id)
-    return [_DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED]
+async def _read_decisions(thread: ThreadHandle) -> list[Decision]:
+    return [
+        _DECIDED.validate_python(entry.data)
+        async for entry in thread.journal()
+        if entry.kind == Kind.DECIDED
+    ]
 
 
-async def _run_runaway(client: Client, thread_id: str, task_queue: str) -> ThreadStatus:
+async def _run_runaway(thread: ThreadHandle) -> ThreadStatus:
     """Run the agent that never ends; return its final status."""
-    await send(client, thread_id, QUESTION, task_queue=task_queue, agent=runaway.name)
-    handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
+    await thread.send(QUESTION, agent=runaway.name)
+    handle = thread.client.get_workflow_handle(thread.id, result_type=ThreadStatus)
     async with asyncio.timeout(_TURN_SECONDS_MAX):
         status: ThreadStatus = await handle.result()
     return status

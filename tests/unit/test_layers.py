@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import everlong
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
 ROOT = Path(everlong.__file__).parent
 STDLIB_ONLY: set[str] = set()
@@ -373,3 +374,23 @@ def test_workflow_code_and_policy_are_pure() -> None:
         if dotted.split(".")[0] in forbidden
     ]
     assert violations == []
+
+
+def test_search_attributes_are_named_in_one_module() -> None:
+    names = tuple(SEARCH_ATTRIBUTES)
+    violations = [
+        f"{path}:{node.lineno}"
+        for path in modules()
+        if path.as_posix() != "models/search_attributes.py"
+        for node in ast.walk(parse(path))
+        if (isinstance(node, ast.Name) and node.id == "SearchAttributeKey")
+        or (isinstance(node, ast.Constant) and is_query(node.value, names))
+    ]
+    assert violations == []
+
+
+def is_query(value: object, names: tuple[str, ...]) -> bool:
+    """Whether a text is a search attribute, or compares one. Docstrings may mention them."""
+    return isinstance(value, str) and any(
+        value == name or f"{name} =" in value or f"{name} >" in value for name in names
+    )
