@@ -19,7 +19,7 @@ from everlong.models import make_printable
 
 READY: Final = "everlong worker ready"
 SERVICE_NAME: Final = "everlong-worker"
-# After SIGTERM, steps under way have this long to finish; others are retried on another worker.
+# Time for activities in progress to finish after SIGTERM. The others are retried on another worker.
 _GRACE: Final = timedelta(seconds=10)
 
 
@@ -44,7 +44,7 @@ def load_agent(path: str) -> Agent:
 
 
 async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
-    """Run agents until SIGINT or SIGTERM; then let the steps under way finish."""
+    """Run agents until SIGINT or SIGTERM; then let activities in progress finish."""
     deployment = _make_deployment(settings)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -274,8 +274,8 @@ class AgentActivities:
             # In a thread, so that it does not block heartbeats and other activities.
             after = await run_in_thread(compact_past, past, compact, before_bytes)
             after_bytes = compaction.measure_messages(build_messages(after, agent))
-            gone = find_expired(past)
-            if after_bytes >= before_bytes and not gone:
+            expired = find_expired(past)
+            if after_bytes >= before_bytes and not expired:
                 return unchanged
             written = Reply()
             if past.policy.summary:
@@ -296,7 +296,7 @@ class AgentActivities:
                 after.base, after.items, after.policy, after.now_ms
             ),
             summarised=bool(written.text),
-            expired=gone,
+            expired=expired,
             tokens=written.tokens,
             cost_usd=written.cost_usd,
         )

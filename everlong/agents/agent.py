@@ -53,9 +53,8 @@ class Agent:
                 f"{limits.CALL_NAME_CHARS_MAX} characters"
             )
         self._check_model()
-        object.__setattr__(
-            self, "tools", tuple(self.tools)
-        )  # Frozen, so agents cannot form a cycle.
+        # A tuple, so that agents cannot form a cycle.
+        object.__setattr__(self, "tools", tuple(self.tools))
         names = [each.name for each in self.callable_tools]
         if len(set(names)) != len(names):
             raise ConfigError(f"agent {self.name!r} has two tools of the same name")

@@ -140,9 +140,8 @@ class ActivityExecutor:
         seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
         pause = timedelta(seconds=seconds)
         deadline = approvals.get_time_to_deadline(thread.state, thread.now_ms())
-        was_stopping = (
-            thread.stopping
-        )  # An activity that starts after a stop waits the whole pause.
+        # If the thread is already stopping, there is no stop to wake for: wait the whole pause.
+        was_stopping = thread.stopping
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: should_leave() or (thread.stopping and not was_stopping),
