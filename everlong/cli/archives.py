@@ -57,7 +57,7 @@ _FINAL: Final = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wish:
+class _ArchiveRequest:
     thread_id: str
     then: Then
     by: str
@@ -94,12 +94,12 @@ def archive(
     With --then close or free, it asks for confirmation at a terminal. Example: everlong archive ops-7
     --then close --reason 'the incident is over'
     """
-    wish = _Wish(thread_id, then, resolve_name(by), reason, export, dry_run, as_json)
+    request = _ArchiveRequest(thread_id, then, resolve_name(by), reason, export, dry_run, as_json)
     if export is not None:
         check_export(export)
     if then in _FINAL and not dry_run:
         confirm(f"Thread {show_id(thread_id)} {_FINAL[then]}", yes=yes)
-    asyncio.run(_archive(load_settings(), wish))
+    asyncio.run(_archive(load_settings(), request))
 
 
 @commands.command()
@@ -167,29 +167,29 @@ def revive(
     asyncio.run(work())
 
 
-async def _archive(settings: Settings, wish: _Wish) -> None:
+async def _archive(settings: Settings, request: _ArchiveRequest) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    if wish.dry_run:
-        plan = await plan_archive(client, packs, wish.thread_id, wish.then.value)
-        if wish.as_json:
+    if request.dry_run:
+        plan = await plan_archive(client, packs, request.thread_id, request.then.value)
+        if request.as_json:
             print_json(plan)
         else:
             print_lines(describe_plan(plan))
         return
-    with err.status(f"archiving {escape(sanitise(show_id(wish.thread_id)))}") as line:
-        done = await ThreadHandle(client, wish.thread_id, packs=packs).archive(
-            then=wish.then.value,
-            by=wish.by,
-            reason=wish.reason,
+    with err.status(f"archiving {escape(sanitise(show_id(request.thread_id)))}") as line:
+        done = await ThreadHandle(client, request.thread_id, packs=packs).archive(
+            then=request.then.value,
+            by=request.by,
+            reason=request.reason,
             on_progress=lambda *each: _show_progress(line, *each),
         )
-        if wish.export is not None:
-            await export_archive(packs, done.manifest, wish.export)
-    if wish.as_json:
+        if request.export is not None:
+            await export_archive(packs, done.manifest, request.export)
+    if request.as_json:
         print_json(done)
     else:
-        print_lines(describe_archive(done, wish.export))
+        print_lines(describe_archive(done, request.export))
 
 
 def _warn(text: str) -> None:

@@ -57,7 +57,7 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
     Needs no API key and no network. It checks every figure, and exits with 0 only if all hold.
     """
     settings = _load_embedded_settings(data_dir or Path(".everlong/demo"))
-    if _run(run_demo(settings, port=port, ui_port=ui_port)):
+    if _run_until_signal(run_demo(settings, port=port, ui_port=ui_port)):
         raise typer.Exit(130)
 
 
@@ -77,7 +77,7 @@ def dev(
     EVERLONG_STORE is ignored.
     """
     settings = _load_embedded_settings(data_dir)
-    if _run(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
+    if _run_until_signal(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
         out.print("Stopped.")
 
 
@@ -296,7 +296,7 @@ def _load_embedded_settings(data_dir: Path | None) -> Settings:
     return settings
 
 
-def _run(work: Coroutine[Any, Any, None]) -> bool:
+def _run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
     """Run work to its end, clean-up included; return whether Ctrl-C or SIGTERM cancelled it."""
 
     async def until_stopped() -> bool:

@@ -113,7 +113,9 @@ async def test_a_dry_run_precedes_a_sweep(stage: Stage, page: Page) -> None:
     panel = page.get_by_role("region", name="Last sweep")
     await expect(panel).to_contain_text("No sweep yet.")
     await panel.get_by_role("button", name="Dry run").click()
-    await expect(panel).to_contain_text("A sweep would set aside 0 B in 0 objects.", timeout=60_000)
+    await expect(panel).to_contain_text(
+        "A sweep would quarantine 0 B in 0 objects.", timeout=60_000
+    )
     assert await read_last_sweep(stage.client, stage.context.packs) is None
     await panel.get_by_role("button", name="Sweep now …").click()
     dialog = page.get_by_role("dialog")
@@ -124,13 +126,13 @@ async def test_a_dry_run_precedes_a_sweep(stage: Stage, page: Page) -> None:
     await shoot(page, "act-sweep", whole=False)
     began_ms = time.time_ns() // 1_000_000
     await dialog.get_by_role("button", name="Sweep", exact=True).click()
-    await expect(panel).to_contain_text("Set aside 0 B", timeout=60_000)
+    await expect(panel).to_contain_text("Quarantined 0 B", timeout=60_000)
     report = await read_last_sweep(stage.client, stage.context.packs)
     assert report is not None
     assert report.started_ms >= began_ms
     assert report.reachable.objects > 0
     await page.reload()
-    await expect(panel).to_contain_text("Set aside")
+    await expect(panel).to_contain_text("Quarantined")
     await check_page(page)
 
 

@@ -19,7 +19,7 @@ def create_router(layout: Layout) -> APIRouter:
         found = await list_approvals(await context.client(), context.packs)
         # A link from a thread's page lists that thread's calls first.
         chosen = sorted(found.waiting, key=lambda each: each.thread_id != thread_id)
-        values = await layout.values(request, "approvals")
+        values = await layout.build_values(request, "approvals")
         return values | {"found": found, "waiting_list": chosen}
 
     @router.get("/approvals")

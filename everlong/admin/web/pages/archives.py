@@ -37,7 +37,7 @@ def create_router(layout: Layout) -> APIRouter:
     ) -> Response:
         wanted = request.query_params
         thread_id = named or typed
-        values = await layout.values(request, "archives")
+        values = await layout.build_values(request, "archives")
         values |= await read_archives(thread_id or None, wanted.get("before", ""), PAGE_ARCHIVES)
         older = values["found"].next
         place = f"/archives?id={filters.quote_query(thread_id)}&" if thread_id else "/archives?"
@@ -53,7 +53,10 @@ def create_router(layout: Layout) -> APIRouter:
     @router.get("/fragments/archives")
     async def thread_archives(request: Request, thread_id: QueryId) -> Response:
         values = await read_archives(thread_id, "", _THREAD_ARCHIVES_MAX)
-        values |= {"who": (await layout.values(request, "thread"))["who"], "thread_id": thread_id}
+        values |= {
+            "who": (await layout.build_values(request, "thread"))["who"],
+            "thread_id": thread_id,
+        }
         return layout.renderer.render_fragment(request, "thread_archives.html", values)
 
     return router

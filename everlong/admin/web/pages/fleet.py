@@ -27,7 +27,7 @@ def create_router(layout: Layout) -> APIRouter:
 
     @router.get("/fleet")
     async def fleet(request: Request) -> Response:
-        values = await layout.values(request, "fleet") | await build_figures()
+        values = await layout.build_values(request, "fleet") | await build_figures()
         text = layout.renderer.render("fleet_figures.html", values)
         who = values["who"]
         values |= {
@@ -41,7 +41,7 @@ def create_router(layout: Layout) -> APIRouter:
 
     @router.get("/fragments/fleet")
     async def fragment(request: Request) -> Response:
-        values = await layout.values(request, "fleet") | await build_figures()
+        values = await layout.build_values(request, "fleet") | await build_figures()
         return layout.renderer.render_fragment(request, "fleet_figures.html", values)
 
     return router
@@ -62,7 +62,7 @@ def build_sweep_figures(report: SweepReport) -> list[tuple[str, str, str]]:
             _format_objects(report.stored.objects),
         ),
         (
-            "Set aside",
+            "Quarantined",
             filters.format_size(report.quarantined.bytes),
             _format_objects(report.quarantined.objects),
         ),

@@ -175,7 +175,7 @@ class Layout:
     context: AppContext
     renderer: Renderer
 
-    async def values(self, request: Request, page: str) -> dict[str, Any]:
+    async def build_values(self, request: Request, page: str) -> dict[str, Any]:
         """Return the template values of every page."""
         namespace = ""
         with contextlib.suppress(EverlongError):  # A page that needs the server shows the error.

@@ -20,7 +20,7 @@ def create_router(layout: Layout) -> APIRouter:
 
     @router.get("/query")
     async def query(request: Request) -> Response:
-        values = await layout.values(request, "query")
+        values = await layout.build_values(request, "query")
         who = values["who"]
         if who is None or not who.may("query"):
             raise HTTPException(403, "Your role may not query. Ask for another role.")

@@ -82,7 +82,7 @@ def create_router(layout: Layout) -> APIRouter:
         journal, charts, around = await asyncio.gather(
             build_journal(context, thread_id),
             _build_charts(layout, thread_id),
-            layout.values(request, "thread"),
+            layout.build_values(request, "thread"),
         )
         head = build_head(found)
         values = around | head | journal | charts
@@ -109,7 +109,7 @@ def create_router(layout: Layout) -> APIRouter:
     @router.get("/fragments/thread")
     async def head(request: Request, thread_id: QueryId) -> Response:
         found = await load_overview(await context.client(), context.packs, thread_id)
-        values = await layout.values(request, "thread") | build_head(found)
+        values = await layout.build_values(request, "thread") | build_head(found)
         text = layout.renderer.render("thread_head.html", values)
         return respond_with_etag(request, make_etag(text), text)
 

@@ -148,7 +148,7 @@ def create_router(layout: Layout) -> APIRouter:
     async def threads(request: Request) -> Response:
         query = parse_list_query(request.query_params)
         found = await read_page(query)
-        values = await layout.values(request, "threads")
+        values = await layout.build_values(request, "threads")
         values |= build_table_values(query, found)
         values |= {
             "statuses": sorted(_list_choices(query.status, found.by_status, found).items()),

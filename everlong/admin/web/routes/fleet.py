@@ -122,5 +122,5 @@ def describe_sweep(report: SweepReport) -> str:
     if report.incomplete:
         return f"Incomplete, so nothing was deleted permanently: {report.incomplete[0]}"
     size = format_bytes(report.quarantined.bytes)
-    did = "A sweep would set aside" if report.dry_run else "Set aside"
+    did = "A sweep would quarantine" if report.dry_run else "Quarantined"
     return f"{did} {size} in {format_count(report.quarantined.objects, 'object')}."

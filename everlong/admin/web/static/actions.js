@@ -14,7 +14,7 @@ export function startActions() {
     const closer = event.target.closest("[data-close]");
     if (closer) closer.closest("dialog").close();
   });
-  for (const form of document.querySelectorAll("dialog form[data-act]")) new Act(form);
+  for (const form of document.querySelectorAll("dialog form[data-act]")) new ActionForm(form);
 }
 
 function open(dialog, opener) {
@@ -32,7 +32,7 @@ function open(dialog, opener) {
   form.dispatchEvent(new CustomEvent("opened"));
 }
 
-class Act {
+class ActionForm {
   constructor(form) {
     this.form = form;
     this.preview = form.querySelector("[data-preview]");
