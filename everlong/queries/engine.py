@@ -110,16 +110,16 @@ async def run_query(
     *,
     threads: Sequence[str] = (),
     bounds: Bounds | None = None,
-    reach: ReadBounds | None = None,
+    read_bounds: ReadBounds | None = None,
 ) -> QueryResult:
     """Run one SELECT over the views `entries`, `threads` and `resumes`.
 
     Only the views and columns that it uses are read: for the named threads, or for all threads within
-    `reach`. If the call is cancelled, the statement's process is killed and its files are removed.
+    `read_bounds`. If the call is cancelled, the statement's process is killed and its files are removed.
     """
     if len(threads) > _THREADS_NAMED_MAX:
         raise QueryRefused(f"{len(threads)} threads are named; {_THREADS_NAMED_MAX} is the most")
-    sources = SourceReader(client, packs, reach or ReadBounds(), threads)
+    sources = SourceReader(client, packs, read_bounds or ReadBounds(), threads)
     return await _run(sources, sql, bounds or Bounds())
 
 

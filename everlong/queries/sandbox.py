@@ -1,17 +1,18 @@
-"""Sandbox: a process that parses, checks and runs one statement. See `sandbox_main`.
+"""Sandbox: a process that parses, checks and runs one statement. It is started by `sandbox_main`.
 
 DuckDB's parser backtracks: 99 characters of nested CTEs took 52 s and 10 GB. DuckDB keeps its own
 buffers within its memory limit, but not the result of a single function, such as
-`repeat('x', 2000000000)`; nor has it always kept the spill files of a sort within its disk limit. So the
-kernel bounds the memory of this process, first to the limit of parsing and then to the limit of the
-statement, and a thread watches the spill files. The parent kills this process at the time limit, or when
-its client disconnects. If the parent is killed, this process ends too, and removes the folder.
+`repeat('x', 2000000000)`. It has not always kept the spill files of a sort within its disk limit either.
+Therefore the kernel bounds the memory of this process, first to the limit of parsing and then to the
+limit of the statement, and a thread watches the spill files. The parent kills this process at the time
+limit, or when its client disconnects. If the parent is killed, this process ends too, and removes the
+folder.
 
 Lines of JSON, the parent's marked with `>`:
 
     {"ready": true}                     the process has started
     > {"sql", "bounds", "parent", "folder"}
-    {"tables", "messages"}              what the statement reads, if it may run
+    {"tables", "messages"}              the tables and columns to load, if the statement may run
     > {"files"}                         the parent has written the files of the tables
     {"filled": true}                    the views are there; the statement's time begins
     {"columns"}, {"row"} ..., {"truncated", "cut"}
@@ -47,7 +48,7 @@ _PARSE_BYTES: Final = 256 * 1024 * 1024
 _BASE_BYTES: Final = 512 * 1024 * 1024
 # A disk writes some hundred MB a second, so the bound is exceeded by some ten MB at most.
 _LOOK_SECONDS: Final = 0.05
-# CPU time beyond a step's limit: by then a living parent has killed this process.
+# CPU time beyond the limit of a step. A living parent kills this process earlier.
 _CPU_SECONDS: Final = 3
 _ERROR_CHARS_MAX: Final = 300
 _FIXED: Final[dict[str, str | bool | int | float | list[str]]] = {
@@ -59,7 +60,7 @@ _FIXED: Final[dict[str, str | bool | int | float | list[str]]] = {
 
 
 class _Watch:
-    """Stops a statement that spills too much."""
+    """Stops a statement whose spill files exceed the disk limit."""
 
     def __init__(self, connection: "duckdb.DuckDBPyConnection", spill: Path, most: int) -> None:
         self._connection = connection
@@ -201,8 +202,8 @@ def _describe_failure(error: Exception) -> dict[str, Any]:
         is_spill = "failed to offload" in str(error)
         return {"failed": "disk" if is_spill else "memory", "message": ""}
     if isinstance(error, duckdb.IOException):
-        # Only its own files are read or written, so one of them exceeded its limit, or the disk is full.
-        # DuckDB's message is not passed on: it has the path.
+        # The process reads and writes only its own files. So one of them has exceeded its limit, or the
+        # disk is full. DuckDB's message is not passed on, since it contains the path.
         return {"failed": "disk", "message": ""}
     # Only the first line: the others quote data and paths.
     message = (str(error).splitlines() or [""])[0][:_ERROR_CHARS_MAX]

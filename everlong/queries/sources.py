@@ -52,21 +52,21 @@ class SourceReader:
     """Reads the sources of one query, and lists what it left out."""
 
     def __init__(
-        self, client: Client, packs: PackStore, reach: ReadBounds, chosen: Sequence[str]
+        self, client: Client, packs: PackStore, bounds: ReadBounds, chosen: Sequence[str]
     ) -> None:
         self._client = client
         self._packs = packs
-        self._reach = reach
+        self._bounds = bounds
         self._chosen = tuple(dict.fromkeys(chosen))
         # On the event loop's clock, which its timeouts use.
-        self._deadline = asyncio.get_running_loop().time() + reach.seconds_max
+        self._deadline = asyncio.get_running_loop().time() + bounds.seconds_max
         self._archives: dict[str, Manifest] = {}
         self.threads: list[dict[str, Any]] = []
         self.left_out: list[str] = []
         self.threads_read = self.entries_read = self.bytes_read = 0
 
     async def list_threads(self) -> None:
-        """List threads: those on the server first, then those that only archives hold."""
+        """List the threads on the server, then the threads that exist only in archives."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 await self._list_archives()
@@ -77,10 +77,10 @@ class SourceReader:
             )
             return
         gone = [each for name, each in self._archives.items() if name not in seen]
-        room = self._reach.listed_max - len(self.threads)
+        room = self._bounds.listed_max - len(self.threads)
         self.threads += [_build_archive_fields(each) for each in gone[:room]]
         if len(gone) > room:
-            self.left_out.append(f"{len(gone) - room:,} threads that only archives know")
+            self.left_out.append(f"{len(gone) - room:,} threads that exist only in archives")
 
     async def _list_server(self) -> set[str]:
         """List the threads on the server; return their ids."""
@@ -89,7 +89,7 @@ class SourceReader:
             # SQL visibility rejects NUL in a query: a thread with NUL in its id is described below.
             named = [each for each in self._chosen if "\0" not in each] or [""]
             where += f" AND WorkflowId IN ({', '.join(map(quote_text, named))})"
-        most, listed = self._reach.listed_max, 0
+        most, listed = self._bounds.listed_max, 0
         seen: set[str] = set()
         async for row in self._iter_rows(where):
             listed += 1
@@ -103,7 +103,7 @@ class SourceReader:
         return seen
 
     async def _iter_rows(self, where: str) -> AsyncIterator[ThreadRow]:
-        size, token = min(PAGE_ROWS, self._reach.listed_max + 1), b""
+        size, token = min(PAGE_ROWS, self._bounds.listed_max + 1), b""
         while True:
             page = await read_rows(self._client, where, token, size=size)
             for row in page.rows:
@@ -150,7 +150,7 @@ class SourceReader:
     async def read_entries(self, messages: bool) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the entries of all threads, in bounded batches."""
         for number, thread in enumerate(self.threads):
-            if number == self._reach.threads_max:
+            if number == self._bounds.threads_max:
                 left = len(self.threads) - number
                 self.left_out.append(f"entries of {left:,} threads beyond {number:,}")
                 return
@@ -182,13 +182,13 @@ class SourceReader:
             return None
 
     def _describe_deadline(self) -> str:
-        return f"{self._reach.seconds_max:g} s of reading are the most"
+        return f"{self._bounds.seconds_max:g} s of reading are the most"
 
     def _find_reached_bound(self) -> str:
-        if self.entries_read >= self._reach.entries_max:
-            return f"{self._reach.entries_max:,} entries are the most"
-        if self.bytes_read >= self._reach.bytes_max:
-            return f"{self._reach.bytes_max:,} bytes are the most"
+        if self.entries_read >= self._bounds.entries_max:
+            return f"{self._bounds.entries_max:,} entries are the most"
+        if self.bytes_read >= self._bounds.bytes_max:
+            return f"{self._bounds.bytes_max:,} bytes are the most"
         if asyncio.get_running_loop().time() >= self._deadline:
             return self._describe_deadline()
         return ""
@@ -199,7 +199,7 @@ class SourceReader:
         thread_id = thread["thread_id"]
         batches, source = await self._open_batches(thread, messages)
         async for rows in batches:
-            rows = rows[: self._reach.entries_max - self.entries_read]
+            rows = rows[: self._bounds.entries_max - self.entries_read]
             self.entries_read += len(rows)
             if messages:
                 self.bytes_read += sum(row.original_bytes or row.size_bytes for row in rows)

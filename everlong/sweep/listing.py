@@ -203,8 +203,8 @@ class Listing:
         self._number = 0
         self._now_ms = 0
         self._count = 0
-        self._keeping = asyncio.Lock()
-        self._unkept: Counter[tuple[str, str]] = Counter()
+        self._saving = asyncio.Lock()
+        self._unsaved: Counter[tuple[str, str]] = Counter()
         """Number of listed objects of each range that are not saved in the store yet."""
 
     async def run(self, now_ms: int) -> int:
@@ -349,34 +349,34 @@ class Listing:
                 if len(page) >= limits.SWEEP_LIST_PAGE:
                     cursor = cursor._replace(after=info.key)
                     self._add_objects(page, cursor)
-                    cursor = await self._keep(cursor, len(page))
+                    cursor = await self._save_if_due(cursor, len(page))
                     page, count = [], count + len(page)
                     if most is not None and count >= most:
                         return False
         cursor = cursor._replace(after=cursor.before)
         self._add_objects(page, cursor)
-        await self._keep(cursor, len(page))
+        await self._save_if_due(cursor, len(page))
         return True
 
-    async def _keep(self, cursor: Cursor, count: int) -> Cursor:
+    async def _save_if_due(self, cursor: Cursor, count: int) -> Cursor:
         """Save a long listing in the store, a part at a time."""
         place = (cursor.folder, cursor.before)
-        self._unkept[place] += count
+        self._unsaved[place] += count
         is_whole = cursor.after == cursor.before
         if (
             self._stored is None
             or cursor.before == cursor.folder + _ALL
-            or not (is_whole or self._unkept[place] >= limits.SWEEP_LISTING_PART)
+            or not (is_whole or self._unsaved[place] >= limits.SWEEP_LISTING_PART)
             or time.monotonic() - self._started < limits.SWEEP_LISTING_KEEP_SECONDS
         ):
             return cursor
         # One range at a time: a part takes 30 MB of memory while it is built.
-        async with self._keeping:
-            cursor = await self._keep_parts(self._stored, cursor)
-        self._unkept[place] = 0
+        async with self._saving:
+            cursor = await self._save_parts(self._stored, cursor)
+        self._unsaved[place] = 0
         return cursor
 
-    async def _keep_parts(self, stored: StoredListing, cursor: Cursor) -> Cursor:
+    async def _save_parts(self, stored: StoredListing, cursor: Cursor) -> Cursor:
         while cursor.kept < cursor.after:
             rows = self._index.run(
                 "SELECT key, size_bytes, modified_ms FROM objects "

@@ -81,10 +81,10 @@ async def test_a_query_reads_only_named_columns_and_needs_no_worker(
     assert ("crash", 12.5) in slow.rows
     approvals = await rows(find_named_query("approvals").sql, archived)
     assert approvals.rows[0][3:] == ("approved", "ann", "go on")
-    bounded = await rows("select count(*) from entries", reach=ReadBounds(entries_max=3))
+    bounded = await rows("select count(*) from entries", read_bounds=ReadBounds(entries_max=3))
     assert bounded.rows == ((3,),)
     assert "3 entries are the most" in bounded.left_out[0]
-    few = await rows("select count(*) from entries", reach=ReadBounds(threads_max=1))
+    few = await rows("select count(*) from entries", read_bounds=ReadBounds(threads_max=1))
     assert few.left_out == ("entries of 2 threads beyond 1",)
     with pytest.raises(ThreadNotFound):
         await rows("select 1 from entries", "nobody")
@@ -202,7 +202,7 @@ async def test_reading_stops_at_its_time_limit_even_within_a_batch(
         packs,
         "select count(text) from entries",
         threads=[thread_id],
-        reach=ReadBounds(seconds_max=1.0),
+        read_bounds=ReadBounds(seconds_max=1.0),
     )
     assert time.monotonic() - started < 30
     assert found.rows == ((0,),)
