@@ -21,7 +21,7 @@ from bench.report import Cell, Report, Series
 from bench.telemetry_harness import TelemetryHarness
 from everlong import Policy
 from everlong.telemetry.spans import RESUME, THREAD
-from tests.support.otlp_receiver import Received, Span
+from tests.support.otlp_receiver import ReceivedTelemetry, Span
 
 SHARE_MAX: Final = 0.1
 OFF_SECONDS_MAX: Final = 0.03
@@ -125,7 +125,7 @@ async def prepare(harness: TelemetryHarness, thread_id: str, steps: int, message
 async def measure_spans(
     harness: TelemetryHarness,
     thread_id: str,
-    received: Received,
+    received: ReceivedTelemetry,
     *,
     turns: int,
     judged: bool = True,
@@ -143,7 +143,7 @@ async def measure_spans(
 
 
 async def _resume(
-    harness: TelemetryHarness, thread_id: str, watch: Watch, received: Received, turn: int
+    harness: TelemetryHarness, thread_id: str, watch: Watch, received: ReceivedTelemetry, turn: int
 ) -> Pair:
     await harness.wait_until(thread_id, lambda status: status.status == "waiting")
     events = await harness.run_events(thread_id)
@@ -159,7 +159,7 @@ async def _resume(
     return Pair(_read_spans(received, thread_id)[turn], *times)
 
 
-def _read_spans(received: Received, thread_id: str) -> list[Span]:
+def _read_spans(received: ReceivedTelemetry, thread_id: str) -> list[Span]:
     return [
         span
         for span in list(received.spans)

@@ -12,7 +12,7 @@ from bench.telemetry_harness import TelemetryHarness
 from bench.telemetry_worker import READ_SECONDS
 from everlong.interceptors.resume import PARTS
 from everlong.telemetry.spans import RESUME, THREAD
-from tests.support.otlp_receiver import Received, Span
+from tests.support.otlp_receiver import ReceivedTelemetry, Span
 
 DELAY_SECONDS: Final = 1.0
 _SHARE_MIN: Final = 0.5
@@ -46,7 +46,7 @@ def draw(spans: Sequence[Span]) -> list[str]:
 
 
 async def measure_slow_store(
-    harness: TelemetryHarness, thread_id: str, received: Received, *, judged: bool = True
+    harness: TelemetryHarness, thread_id: str, received: ReceivedTelemetry, *, judged: bool = True
 ) -> Report:
     """Kill the worker, and resume the thread on one with a slow store."""
     await harness.wait_until(thread_id, lambda status: status.status == "waiting")
@@ -97,7 +97,7 @@ def _report(spans: Sequence[Span], resume: Span, judged: bool) -> Report:
     return report
 
 
-def _read_resumes(received: Received, thread_id: str) -> list[Span]:
+def _read_resumes(received: ReceivedTelemetry, thread_id: str) -> list[Span]:
     return [
         span
         for span in list(received.spans)

@@ -9,7 +9,7 @@ from temporalio.client import Client
 from everlong.admin.web import Access, AppContext, create_admin_app
 from everlong.admin.web.auth import Grant, Role
 from everlong.errors import ServerUnreachable
-from tests.support.dashboard import Stage, open_page, serving, shoot
+from tests.support.dashboard import Stage, open_page, serve, shoot
 from tests.support.page_checks import check_page
 
 TOKENS = {role: f"a-long-token-of-the-{role}" for role in Role}
@@ -17,10 +17,10 @@ BUTTONS = ("Compact …", "Pause …", "Set limits …", "Fork …", "Stop …")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def guarded(stage: Stage) -> AsyncIterator[str]:
+async def guarded_url(stage: Stage) -> AsyncIterator[str]:
     """The address of a dashboard that wants tokens."""
     grants = tuple(Grant(name=f"ann-{role}", role=role, token=TOKENS[role]) for role in Role)
-    async with serving(create_admin_app(stage.make_context(), Access(grants=grants))) as url:
+    async with serve(create_admin_app(stage.make_context(), Access(grants=grants))) as url:
         yield url
 
 
@@ -32,9 +32,9 @@ async def enter(page: Page, role: Role, path: str = "/") -> None:
 
 
 async def test_a_token_logs_a_user_in_and_logout_ends_the_session(
-    stage: Stage, guarded: str
+    stage: Stage, guarded_url: str
 ) -> None:
-    async with open_page(stage, url=guarded) as page:
+    async with open_page(stage, url=guarded_url) as page:
         page.expected_troubles = ("status of 401",)  # type: ignore[attr-defined]
         await page.goto("/fleet")
         await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
@@ -54,8 +54,8 @@ async def test_a_token_logs_a_user_in_and_logout_ends_the_session(
         await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
 
 
-async def test_a_login_leads_to_the_page_that_was_asked_for(stage: Stage, guarded: str) -> None:
-    async with open_page(stage, url=guarded) as page:
+async def test_a_login_leads_to_the_page_that_was_asked_for(stage: Stage, guarded_url: str) -> None:
+    async with open_page(stage, url=guarded_url) as page:
         origins: list[str] = []
 
         async def note(request: Request) -> None:
@@ -66,16 +66,18 @@ async def test_a_login_leads_to_the_page_that_was_asked_for(stage: Stage, guarde
         await enter(page, Role.VIEWER, "/?text=none%20such&status=held")
         await expect(page.get_by_label("Search by thread id")).to_have_value("none such")
         # By this the server knows that a browser speaks HTTPS to the proxy before it.
-        assert origins == [guarded]
+        assert origins == [guarded_url]
 
 
-async def test_buttons_that_a_role_may_not_use_are_not_shown(stage: Stage, guarded: str) -> None:
+async def test_buttons_that_a_role_may_not_use_are_not_shown(
+    stage: Stage, guarded_url: str
+) -> None:
     number = await stage.send("roles-1", "restart billing")
-    await stage.listed("roles-1", "approval")
+    await stage.wait_until_listed("roles-1", "approval")
     for role in (Role.VIEWER, Role.OPERATOR, Role.APPROVER, Role.ADMIN):
         operates = role in (Role.OPERATOR, Role.ADMIN)
         decides = role in (Role.APPROVER, Role.ADMIN)
-        async with open_page(stage, url=guarded) as page:
+        async with open_page(stage, url=guarded_url) as page:
             await enter(page, role, "/threads/roles-1")
             await expect(page.get_by_role("heading", level=1)).to_have_text("roles-1")
             for name in BUTTONS:
@@ -90,7 +92,7 @@ async def test_buttons_that_a_role_may_not_use_are_not_shown(stage: Stage, guard
             if role == Role.ADMIN:
                 await card.get_by_role("button", name="Deny").click()
                 await expect(page.get_by_text("Denied: restart.")).to_be_visible()
-    await stage.threads.answered("roles-1", number)
+    await stage.threads.wait_for_answers("roles-1", number)
 
 
 async def test_an_unknown_thread_gets_a_page_that_says_so(page: Page) -> None:
@@ -112,7 +114,7 @@ async def test_pages_without_a_temporal_server_say_what_to_do(stage: Stage) -> N
 
     context = AppContext(connect, stage.context.packs, task_queue="none")
     async with (
-        serving(create_admin_app(context, Access())) as url,
+        serve(create_admin_app(context, Access())) as url,
         open_page(stage, url=url, dark=True) as page,
     ):
         page.expected_troubles = ("status of 503",)  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from tests.support.dashboard import Stage, open_page, shoot
 from tests.support.page_checks import check_page
 
 
-async def decided(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:
+async def read_decisions(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:
     """Return the decisions in a journal: which, by whom, why."""
     packs = stage.threads.plugin.packs
     entries = await read_journal(stage.client, packs, thread_id)
@@ -20,7 +20,7 @@ async def decided(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:
 @pytest.mark.guarantee(105)
 async def test_the_keyboard_alone_approves_a_call(stage: Stage, page: Page) -> None:
     number = await stage.send("keys-1", "restart billing")
-    await stage.listed("keys-1", "approval")
+    await stage.wait_until_listed("keys-1", "approval")
     await page.goto("/")
     # Past the link that skips the bar, to the second page.
     for _ in range(4):
@@ -50,23 +50,23 @@ async def test_the_keyboard_alone_approves_a_call(stage: Stage, page: Page) -> N
     waiting = await page.locator("article[data-ask]").count()
     await expect(page.locator("[data-badge-count]")).to_have_text(str(waiting))
     await expect(page.locator("[data-badge]")).to_be_visible(visible=waiting > 0)
-    await stage.threads.answered("keys-1", number)
-    [(approve, by, why)] = await decided(stage, "keys-1")
+    await stage.threads.wait_for_answers("keys-1", number)
+    [(approve, by, why)] = await read_decisions(stage, "keys-1")
     assert (approve, why) == (True, "it is Sunday")
     assert by
 
 
 async def test_a_denial_gives_the_model_the_reason(stage: Stage, page: Page) -> None:
     number = await stage.send("deny-1", "restart payments")
-    await stage.listed("deny-1", "approval")
+    await stage.wait_until_listed("deny-1", "approval")
     await page.goto("/approvals?thread=deny-1")
     card = page.get_by_role("article").filter(has_text="deny-1")
     await card.get_by_label("Your name").fill("bob")
     await card.get_by_label("Reason, for").fill("not now")
     await card.get_by_role("button", name="Deny restart of deny-1").click()
     await expect(page.get_by_text("Denied: restart.")).to_be_visible()
-    await stage.threads.answered("deny-1", number)
-    assert await decided(stage, "deny-1") == [(False, "bob", "not now")]
+    await stage.threads.wait_for_answers("deny-1", number)
+    assert await read_decisions(stage, "deny-1") == [(False, "bob", "not now")]
 
 
 async def test_each_field_keeps_a_unique_label_as_approvals_come_and_go(
@@ -74,7 +74,7 @@ async def test_each_field_keeps_a_unique_label_as_approvals_come_and_go(
 ) -> None:
     for name in ("own-a", "own-b"):
         await stage.send(name, f"restart {name}")
-        await stage.listed(name, "approval")
+        await stage.wait_until_listed(name, "approval")
     await page.goto("/approvals")
     cards = {
         name: page.get_by_role("article").filter(has_text=name)
@@ -96,7 +96,7 @@ async def test_each_field_keeps_a_unique_label_as_approvals_come_and_go(
 
 async def test_the_page_shows_the_call_that_would_run(stage: Stage, page: Page) -> None:
     number = await stage.send("seen-1", "restart \u202egnillib\u200b")
-    await stage.listed("seen-1", "approval")
+    await stage.wait_until_listed("seen-1", "approval")
     await page.goto("/approvals")
     card = page.get_by_role("article").filter(has_text="seen-1")
     await expect(card.locator(".arguments")).to_contain_text(r'"service": "\u202egnillib\u200b"')
@@ -104,7 +104,7 @@ async def test_the_page_shows_the_call_that_would_run(stage: Stage, page: Page) 
     assert "\u202e" not in text
     assert "\u200b" not in text
     await card.get_by_role("button", name="Deny").click()
-    await stage.threads.answered("seen-1", number)
+    await stage.threads.wait_for_answers("seen-1", number)
 
 
 async def test_new_approvals_are_shown_oldest_first(stage: Stage) -> None:
@@ -125,7 +125,7 @@ async def test_new_approvals_are_shown_oldest_first(stage: Stage) -> None:
             card = page.get_by_role("article").filter(has_text=name)
             await card.get_by_role("button", name="Approve").click()
             await expect(card).to_have_count(0)
-        await stage.threads.answered("order-1", first)
-        await stage.threads.answered("order-2", second)
+        await stage.threads.wait_for_answers("order-1", first)
+        await stage.threads.wait_for_answers("order-2", second)
         await expect(page.get_by_role("heading", name="No pending approvals")).to_be_visible()
         await check_page(page)

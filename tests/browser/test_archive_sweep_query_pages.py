@@ -14,7 +14,7 @@ from everlong.client.status import read_status
 from everlong.client.sweeps import read_last_sweep
 from everlong.errors import ThreadNotFound
 from everlong.queries import LIBRARY
-from tests.support.dashboard import Stage, open_page, serving, shoot, until
+from tests.support.dashboard import Stage, open_page, serve, shoot, wait_until
 from tests.support.page_checks import check_page
 
 TOKENS = {role: f"a-long-token-of-a-{role}" for role in (Role.VIEWER, Role.OPERATOR)}
@@ -24,7 +24,7 @@ TOKENS = {role: f"a-long-token-of-a-{role}" for role in (Role.VIEWER, Role.OPERA
 async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
     stage: Stage, page: Page
 ) -> None:
-    await stage.said("archive-1", "read 3")
+    await stage.send_and_wait("archive-1", "read 3")
     await page.goto("/threads/archive-1")
     await page.get_by_role("button", name="Archive …").click()
     dialog = page.get_by_role("dialog")
@@ -43,7 +43,7 @@ async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
     await button.click()
     toast = page.get_by_role("status").filter(has_text="entries in")
     await expect(toast).to_contain_text("written and read back. Deleted: 1 run.")
-    await until(lambda: _is_gone(stage, "archive-1"), 60)
+    await wait_until(lambda: _is_gone(stage, "archive-1"), 60)
     await page.reload()
     await expect(page.get_by_text("Temporal no longer has this thread.")).to_be_visible()
     entries = page.locator("[data-entries] details")
@@ -64,7 +64,7 @@ async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
     await dialog.get_by_role("button", name="Revive", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("archive-1-revived")
     await expect(page.locator("[data-entries] details").first).to_contain_text("it is back")
-    found = await stage.said("archive-1-revived", "hello")
+    found = await stage.send_and_wait("archive-1-revived", "hello")
     assert found.counters.answered > 0
 
 
@@ -79,7 +79,7 @@ async def _is_gone(stage: Stage, thread_id: str) -> bool:
 async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry(
     stage: Stage, page: Page
 ) -> None:
-    await stage.said("archive-2", "read 2")
+    await stage.send_and_wait("archive-2", "read 2")
     packs = stage.threads.plugin.packs
     done = await archive(stage.client, packs, "archive-2", by="bob", reason="each week")
     await page.goto("/archives")
@@ -108,7 +108,7 @@ async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry
 
 
 async def test_a_dry_run_precedes_a_sweep(stage: Stage, page: Page) -> None:
-    await stage.said("swept-1", "hello")
+    await stage.send_and_wait("swept-1", "hello")
     await page.goto("/fleet")
     panel = page.get_by_role("region", name="Last sweep")
     await expect(panel).to_contain_text("No sweep yet.")
@@ -137,7 +137,7 @@ async def test_a_dry_run_precedes_a_sweep(stage: Stage, page: Page) -> None:
 
 
 async def test_a_query_shows_rows_omissions_and_csv(stage: Stage, page: Page) -> None:
-    await stage.said("asked-1", "=1+1")
+    await stage.send_and_wait("asked-1", "=1+1")
     await page.goto("/query")
     await expect(page.get_by_role("button", name="Download CSV")).to_be_disabled()
     sql = (
@@ -176,25 +176,25 @@ async def test_a_query_shows_rows_omissions_and_csv(stage: Stage, page: Page) ->
 
 
 async def test_a_role_sees_only_the_actions_that_it_may_do(stage: Stage) -> None:
-    await stage.said("viewed-1", "hello")
+    await stage.send_and_wait("viewed-1", "hello")
     grants = tuple(Grant(name=role, role=role, token=token) for role, token in TOKENS.items())
     app = create_admin_app(stage.make_context(), Access(grants=grants))
-    async with serving(app) as url:
+    async with serve(app) as url:
         async with open_page(stage, url=url) as page:
-            await _logged_in(page, Role.VIEWER)
+            await _log_in(page, Role.VIEWER)
             await expect(page.get_by_role("button", name="Archive …")).to_have_count(0)
             await expect(page.get_by_role("link", name="Query")).to_be_visible()
             await page.goto("/fleet")
             await expect(page.get_by_role("heading", level=1)).to_have_text("Fleet")
             await expect(page.get_by_role("button", name="Dry run")).to_have_count(0)
         async with open_page(stage, url=url) as page:
-            await _logged_in(page, Role.OPERATOR)
+            await _log_in(page, Role.OPERATOR)
             await page.get_by_role("button", name="Archive …").click()
             await expect(page.get_by_label("Close it")).to_be_visible()
             await expect(page.get_by_label("Close and free")).to_have_count(0)
 
 
-async def _logged_in(page: Page, role: Role) -> None:
+async def _log_in(page: Page, role: Role) -> None:
     await page.goto("/threads/viewed-1")
     await page.get_by_label("Token").fill(TOKENS[role])
     await page.get_by_role("button", name="Log in").click()

@@ -3,7 +3,7 @@
 from playwright.async_api import expect
 
 from everlong.admin.web import Access, create_admin_app
-from tests.support.dashboard import Stage, open_page, serving, shoot
+from tests.support.dashboard import Stage, open_page, serve, shoot
 from tests.support.fake_directory import FakeDirectory, rows
 from tests.support.page_checks import check_page
 
@@ -13,7 +13,7 @@ async def test_the_fleet_adds_up_all_threads(stage: Stage) -> None:
 
     context = stage.make_context(FakeDirectory(listed))
     async with (
-        serving(create_admin_app(context, Access())) as url,
+        serve(create_admin_app(context, Access())) as url,
         open_page(stage, url=url) as page,
     ):
         await page.goto("/fleet")

@@ -10,10 +10,10 @@ from tests.support.dashboard import Stage
 
 
 async def test_a_fork_of_a_grown_thread_begins_at_its_current_end(stage: Stage, page: Page) -> None:
-    await stage.said("grown-1", "hello")
+    await stage.send_and_wait("grown-1", "hello")
     await page.goto("/threads/grown-1")
     await expect(page.locator("[data-entries]")).to_have_attribute("data-last-seq", "2")
-    await stage.said("grown-1", "hello")
+    await stage.send_and_wait("grown-1", "hello")
     await expect(page.locator("[data-entries]")).to_have_attribute("data-last-seq", "4")
     await page.get_by_role("button", name="Fork …").click()
     dialog = page.get_by_role("dialog")
@@ -23,7 +23,7 @@ async def test_a_fork_of_a_grown_thread_begins_at_its_current_end(stage: Stage, 
 
 
 async def test_the_limits_dialog_shows_current_limits(stage: Stage, page: Page) -> None:
-    await stage.said("bounded-1", "hello")
+    await stage.send_and_wait("bounded-1", "hello")
     await page.goto("/threads/bounded-1")
     dialog = page.get_by_role("dialog")
     for wanted, hint in (("50", "now 100,000"), ("60", "now 50")):
@@ -40,7 +40,7 @@ async def test_a_page_opened_before_the_first_entry_fills(stage: Stage, page: Pa
     await page.goto("/threads/early-1")
     await expect(page.get_by_text("The journal is empty")).to_be_visible()
     await expect(page.get_by_text("Time travel")).to_be_hidden()
-    await stage.said("early-1", "hello")
+    await stage.send_and_wait("early-1", "hello")
     await expect(page.locator("[data-entries]")).to_contain_text("you said hello")
     await page.get_by_text("Time travel").click()
     await expect(page.get_by_role("heading", name="After entry")).to_be_visible()
@@ -73,7 +73,7 @@ async def test_late_rows_of_one_statement_are_not_shown_for_another(
 
 
 async def test_new_entries_do_not_move_the_view_of_older_ones(stage: Stage, page: Page) -> None:
-    await stage.said("busy-1", "read 30")
+    await stage.send_and_wait("busy-1", "read 30")
     go, asked = asyncio.Event(), asyncio.Event()
 
     async def slow_newest(route: Route) -> None:
@@ -85,7 +85,7 @@ async def test_new_entries_do_not_move_the_view_of_older_ones(stage: Stage, page
 
     await page.goto("/threads/busy-1")
     await page.route("**/fragments/journal*", slow_newest)
-    await stage.said("busy-1", "hello")
+    await stage.send_and_wait("busy-1", "hello")
     await asyncio.wait_for(asked.wait(), 90)
     await page.get_by_role("button", name="Older").click()
     await expect(page.locator("[data-entries]")).to_have_attribute("data-newest", "false")
@@ -96,21 +96,21 @@ async def test_new_entries_do_not_move_the_view_of_older_ones(stage: Stage, page
 
 async def test_the_focus_stays_in_a_row_that_moves(stage: Stage, page: Page) -> None:
     for number in (1, 2):
-        await stage.said(f"moving-{number}", "hello")
-        await stage.listed(f"moving-{number}")
+        await stage.send_and_wait(f"moving-{number}", "hello")
+        await stage.wait_until_listed(f"moving-{number}")
     await page.goto("/?text=moving-&sort=-stored")
     ids = page.locator("table.threads td.c-id a")
     await expect(ids).to_have_count(2)
     last = await ids.nth(1).inner_text()
     await ids.nth(1).focus()
-    await stage.said(last, "read 12")
+    await stage.send_and_wait(last, "read 12")
     await expect(ids.nth(0)).to_have_text(last)
     await expect(ids.nth(0)).to_be_focused()
 
 
 async def test_a_filter_is_chosen_with_the_keyboard_step_by_step(stage: Stage, page: Page) -> None:
-    await stage.said("stepped-1", "hello")
-    await stage.listed("stepped-1")
+    await stage.send_and_wait("stepped-1", "hello")
+    await stage.wait_until_listed("stepped-1")
     await page.goto("/")
     agents = page.get_by_label("Agent")
     await agents.select_option(index=1)
@@ -119,7 +119,7 @@ async def test_a_filter_is_chosen_with_the_keyboard_step_by_step(stage: Stage, p
 
 
 async def test_the_badge_follows_on_a_page_of_one_thread(stage: Stage, page: Page) -> None:
-    await stage.said("badge-1", "hello")
+    await stage.send_and_wait("badge-1", "hello")
     await page.goto("/threads/badge-1")
     await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     badge = page.locator("[data-badge-count]")

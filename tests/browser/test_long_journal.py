@@ -5,14 +5,14 @@ import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 
 from tests.support.dashboard import Stage, shoot
-from tests.support.long_journal import live_through
+from tests.support.long_journal import write_long_journal
 from tests.support.page_checks import check_page
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def long_life(stage: Stage) -> str:
     """The address of a thread's page whose journal has 20,000 entries."""
-    return await live_through(stage, "long-life", 20_000, compacted_seq=19_500)
+    return await write_long_journal(stage, "long-life", 20_000, compacted_seq=19_500)
 
 
 @pytest.mark.guarantee(104)

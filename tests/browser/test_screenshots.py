@@ -8,9 +8,9 @@ from playwright.async_api import Page, expect
 
 from everlong.admin.web import Access, create_admin_app
 from everlong.client.visibility import ThreadRow
-from tests.support.dashboard import Stage, open_page, screenshot, serving
+from tests.support.dashboard import Stage, open_page, screenshot, serve
 from tests.support.fake_directory import FakeDirectory, row
-from tests.support.long_journal import live_through
+from tests.support.long_journal import write_long_journal
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 BYTES_MAX = 200_000
@@ -27,7 +27,7 @@ NAMES = (
 )
 
 
-def listed() -> list[ThreadRow]:
+def fake_threads() -> list[ThreadRow]:
     """Threads as a team has them."""
     now_ms = time.time_ns() // 1_000_000
     found = []
@@ -50,7 +50,7 @@ def listed() -> list[ThreadRow]:
     return found
 
 
-async def kept(page: Page, name: str) -> None:
+async def take_picture(page: Page, name: str) -> None:
     """Take a picture that is small enough to be kept; the one in the repository has to be there."""
     path = screenshot(name)
     await page.screenshot(path=path, animations="disabled")
@@ -59,16 +59,16 @@ async def kept(page: Page, name: str) -> None:
 
 
 async def test_the_pictures_of_the_documents_can_be_taken(stage: Stage) -> None:
-    context = stage.make_context(FakeDirectory(listed()))
+    context = stage.make_context(FakeDirectory(fake_threads()))
     async with (
-        serving(create_admin_app(context, Access())) as url,
+        serve(create_admin_app(context, Access())) as url,
         open_page(stage, url=url, width=1280, height=680) as page,
     ):
         await page.goto("/")
         await expect(page.locator("table.threads tbody tr")).to_have_count(len(NAMES))
-        await kept(page, "dashboard")
-        address = await live_through(stage, "checkout-incident", 900, compacted_seq=600)
+        await take_picture(page, "dashboard")
+        address = await write_long_journal(stage, "checkout-incident", 900, compacted_seq=600)
         await page.set_viewport_size({"width": 1280, "height": 900})
         await page.goto(address)
         await expect(page.locator("#charts svg")).to_have_count(3)
-        await kept(page, "dashboard-thread")
+        await take_picture(page, "dashboard-thread")

@@ -10,11 +10,11 @@ from playwright.async_api import Error, Locator, Page, Route, expect
 from everlong.client.status import read_status
 from everlong.client.time_travel import read_journal
 from everlong.models import Kind
-from tests.support.dashboard import Stage, shoot, until
+from tests.support.dashboard import Stage, shoot, wait_until
 from tests.support.page_checks import check_page
 
 
-async def opened(page: Page, thread_id: str, button: str) -> Locator:
+async def open_dialog(page: Page, thread_id: str, button: str) -> Locator:
     """Open the dialog of a button, and wait for its preview."""
     await page.goto(f"/threads/{thread_id}")
     await page.get_by_role("button", name=button, exact=True).click()
@@ -41,8 +41,8 @@ async def controls(stage: Stage, thread_id: str) -> list[tuple[str, str, str]]:
 
 
 async def test_the_compact_dialog_shows_the_saving_and_compacts(stage: Stage, page: Page) -> None:
-    await stage.said("compact-1", "read 14")
-    dialog = await opened(page, "compact-1", "Compact …")
+    await stage.send_and_wait("compact-1", "read 14")
+    dialog = await open_dialog(page, "compact-1", "Compact …")
     await expect(dialog.locator(".preview .bytes")).to_have_text(
         re.compile(r"\d+\.\d KiB → \d+\.\d KiB\s*\d+% remains")
     )
@@ -57,12 +57,12 @@ async def test_the_compact_dialog_shows_the_saving_and_compacts(stage: Stage, pa
     async def is_compacted() -> bool:
         return (await read_status(stage.client, "compact-1")).counters.compactions == 1
 
-    await until(is_compacted)
+    await wait_until(is_compacted)
 
 
 async def test_the_pause_button_pauses_and_unpauses(stage: Stage, page: Page) -> None:
-    await stage.said("pause-1", "hello")
-    dialog = await opened(page, "pause-1", "Pause …")
+    await stage.send_and_wait("pause-1", "hello")
+    dialog = await open_dialog(page, "pause-1", "Pause …")
     await dialog.get_by_label("Your name").fill("ann")
     await done(page, dialog, "Pause", "takes no more steps")
     await expect(page.get_by_text("Paused by ann: the test wants it")).to_be_visible()
@@ -71,15 +71,15 @@ async def test_the_pause_button_pauses_and_unpauses(stage: Stage, page: Page) ->
     await expect(dialog.locator(".preview")).to_contain_text("continues")
     await done(page, dialog, "Unpause", "continues")
     await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
-    await stage.said("pause-1", "hello")
+    await stage.send_and_wait("pause-1", "hello")
     assert ("pause", "ann", "the test wants it") in await controls(stage, "pause-1")
 
 
 async def test_the_limits_dialog_names_limits_that_would_be_reached_at_once(
     stage: Stage, page: Page
 ) -> None:
-    await stage.said("limits-1", "read 3")
-    dialog = await opened(page, "limits-1", "Set limits …")
+    await stage.send_and_wait("limits-1", "read 3")
+    dialog = await open_dialog(page, "limits-1", "Set limits …")
     await dialog.get_by_label("Steps", exact=True).fill("2")
     await expect(dialog.locator(".preview")).to_contain_text("would be reached at once")
     await check_page(page)
@@ -93,15 +93,15 @@ async def test_the_limits_dialog_names_limits_that_would_be_reached_at_once(
 
 async def test_the_dialog_refuses_invalid_values(stage: Stage, page: Page) -> None:
     page.expected_troubles = ("status of 422",)  # type: ignore[attr-defined]
-    await stage.said("limits-2", "hello")
-    dialog = await opened(page, "limits-2", "Set limits …")
+    await stage.send_and_wait("limits-2", "hello")
+    dialog = await open_dialog(page, "limits-2", "Set limits …")
     await dialog.get_by_label("Context", exact=True).fill("7")
     await expect(dialog.locator(".preview .error-text")).to_contain_text("does not fit")
 
 
 async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page) -> None:
-    await stage.said("fork-1", "remember blue")
-    await stage.said("fork-1", "hello")
+    await stage.send_and_wait("fork-1", "remember blue")
+    await stage.send_and_wait("fork-1", "hello")
     await page.goto("/threads/fork-1")
     await page.get_by_text("Time travel").click()
     await page.get_by_label("Entry", exact=True).fill("2")
@@ -118,8 +118,8 @@ async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page
 
 @pytest.mark.guarantee(105)
 async def test_a_stop_requires_the_thread_id_to_be_typed(stage: Stage, page: Page) -> None:
-    await stage.said("stop-1", "hello")
-    dialog = await opened(page, "stop-1", "Stop …")
+    await stage.send_and_wait("stop-1", "hello")
+    dialog = await open_dialog(page, "stop-1", "Stop …")
     await expect(dialog.locator(".preview")).to_contain_text("cannot be undone")
     button = dialog.get_by_role("button", name="Stop", exact=True)
     await expect(button).to_be_disabled()
@@ -138,8 +138,8 @@ async def test_a_stop_requires_the_thread_id_to_be_typed(stage: Stage, page: Pag
 
 @pytest.mark.guarantee(105)
 async def test_no_action_runs_before_its_preview_is_shown(stage: Stage, page: Page) -> None:
-    await stage.said("unseen-1", "hello")
-    dialog = await opened(page, "unseen-1", "Archive …")
+    await stage.send_and_wait("unseen-1", "hello")
+    dialog = await open_dialog(page, "unseen-1", "Archive …")
     button = dialog.get_by_role("button", name="Archive", exact=True)
     await expect(button).to_be_enabled()
     go = asyncio.Event()
@@ -172,8 +172,8 @@ async def test_no_action_runs_before_its_preview_is_shown(stage: Stage, page: Pa
 
 
 async def test_a_late_preview_does_not_replace_a_newer_one(stage: Stage, page: Page) -> None:
-    await stage.said("late-1", "hello")
-    dialog = await opened(page, "late-1", "Archive …")
+    await stage.send_and_wait("late-1", "hello")
+    dialog = await open_dialog(page, "late-1", "Archive …")
     asked = 0
 
     async def slow_first(route: Route) -> None:
@@ -197,7 +197,7 @@ async def test_a_late_preview_does_not_replace_a_newer_one(stage: Stage, page: P
 @pytest.mark.guarantee(105)
 async def test_no_action_runs_if_its_preview_fails(stage: Stage, page: Page) -> None:
     page.expected_troubles = ("status of 503",)  # type: ignore[attr-defined]
-    await stage.said("failing-1", "hello")
+    await stage.send_and_wait("failing-1", "hello")
     await page.goto("/threads/failing-1")
     error = {"error": {"type": "NoWorker", "message": "no worker answers"}}
     await page.route("**/preview", lambda route: route.fulfill(status=503, json=error))
@@ -220,8 +220,8 @@ async def test_no_action_runs_if_its_preview_fails(stage: Stage, page: Page) -> 
 
 
 async def test_escape_closes_a_dialog_without_an_action(stage: Stage, page: Page) -> None:
-    await stage.said("escape-1", "hello")
-    dialog = await opened(page, "escape-1", "Pause …")
+    await stage.send_and_wait("escape-1", "hello")
+    dialog = await open_dialog(page, "escape-1", "Pause …")
     await page.keyboard.press("Escape")
     await expect(dialog).to_be_hidden()
     await expect(page.get_by_role("button", name="Pause …")).to_be_focused()

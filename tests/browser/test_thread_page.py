@@ -9,15 +9,17 @@ from tests.support.page_checks import check_page
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def shown(stage: Stage) -> str:
+async def thread_url(stage: Stage) -> str:
     """The address of a thread that has something to show."""
-    await stage.said("shown-1", "read 12")
-    await stage.said("shown-1", "remember the door code is 4711")
+    await stage.send_and_wait("shown-1", "read 12")
+    await stage.send_and_wait("shown-1", "remember the door code is 4711")
     return "/threads/shown-1"
 
 
-async def test_a_thread_shows_its_sizes_limits_charts_and_journal(page: Page, shown: str) -> None:
-    await page.goto(shown)
+async def test_a_thread_shows_its_sizes_limits_charts_and_journal(
+    page: Page, thread_url: str
+) -> None:
+    await page.goto(thread_url)
     await expect(page.get_by_role("heading", level=1)).to_have_text("shown-1")
     await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     figures = page.get_by_role("region", name="Sizes")
@@ -39,7 +41,7 @@ async def test_a_thread_shows_its_sizes_limits_charts_and_journal(page: Page, sh
 async def test_bodies_are_read_when_they_are_opened_and_long_ones_in_slices(
     stage: Stage, page: Page
 ) -> None:
-    await stage.said("long-1", "long")
+    await stage.send_and_wait("long-1", "long")
     asked: list[str] = []
 
     def note(request: Request) -> None:
@@ -72,8 +74,8 @@ async def test_bodies_are_read_when_they_are_opened_and_long_ones_in_slices(
 
 
 async def test_the_slider_shows_state_context_and_changes(stage: Stage, page: Page) -> None:
-    await stage.said("past-1", "remember blue")
-    await stage.said("past-1", "read 6")
+    await stage.send_and_wait("past-1", "remember blue")
+    await stage.send_and_wait("past-1", "read 6")
     await page.goto("/threads/past-1")
     await page.get_by_text("Time travel").click()
     scene = page.locator("[data-scene]")
@@ -100,13 +102,13 @@ async def test_thread_content_is_rendered_as_text_and_never_as_markup(
 ) -> None:
     evil = "<img src=/nope onerror=window.hacked=1><script>window.hacked=1</script>"
     number = await stage.send("evil-1", f"restart {evil}")
-    await stage.listed("evil-1", "approval")
+    await stage.wait_until_listed("evil-1", "approval")
     await page.goto("/approvals?thread=evil-1")
     card = page.get_by_role("article").filter(has_text="evil-1")
     await expect(card.locator(".arguments")).to_contain_text(evil)
     await card.get_by_role("button", name="Approve").click()
     await expect(card).to_have_count(0)
-    await stage.threads.answered("evil-1", number)
+    await stage.threads.wait_for_answers("evil-1", number)
     await page.goto("/threads/evil-1")
     entry = page.locator("[data-key='1'] details")
     await expect(entry.locator(".text")).to_contain_text(evil)
@@ -118,7 +120,7 @@ async def test_thread_content_is_rendered_as_text_and_never_as_markup(
 
 
 async def test_runs_link_to_the_temporal_ui(stage: Stage, page: Page) -> None:
-    await stage.said("runs-1", "hello")
+    await stage.send_and_wait("runs-1", "hello")
     await page.goto("/threads/runs-1")
     await page.get_by_text("one Temporal execution each").click()
     link = page.get_by_role("link", name="in the Temporal UI")
@@ -128,7 +130,7 @@ async def test_runs_link_to_the_temporal_ui(stage: Stage, page: Page) -> None:
 
 
 async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -> None:
-    await stage.said("follow-1", "hello")
+    await stage.send_and_wait("follow-1", "hello")
     await page.goto("/threads/follow-1")
     first = page.locator("[data-key='1'] details")
     await first.locator("summary").click()
@@ -138,7 +140,7 @@ async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -
     await expect(page.get_by_text("Working on message 2.")).to_be_visible()
     await expect(page.locator("[data-entries]")).to_contain_text("tick 1")
     await shoot(page, "thread-live", whole=False)
-    await stage.threads.answered("follow-1", number)
+    await stage.threads.wait_for_answers("follow-1", number)
     await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     await expect(page.locator("[data-key='19']")).to_be_visible()
     # What was opened stays open, and read.
@@ -146,26 +148,26 @@ async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -
     assert await page.evaluate("window.kept")
 
 
-async def test_a_thread_page_fits_390_pixels(stage: Stage, shown: str) -> None:
+async def test_a_thread_page_fits_390_pixels(stage: Stage, thread_url: str) -> None:
     async with open_page(stage, width=390, height=844) as page:
-        await page.goto(shown)
+        await page.goto(thread_url)
         await check_page(page)
         await shoot(page, "thread-390")
 
 
-async def test_a_thread_page_has_a_dark_theme(stage: Stage, shown: str) -> None:
+async def test_a_thread_page_has_a_dark_theme(stage: Stage, thread_url: str) -> None:
     async with open_page(stage, dark=True) as page:
-        await page.goto(shown)
+        await page.goto(thread_url)
         await check_page(page)
         await shoot(page, "thread-dark")
 
 
 async def test_a_failed_action_shows_the_error_and_its_remedy(stage: Stage, page: Page) -> None:
     # The agent's own policy is known after the first step.
-    await stage.threads.answered("tight-1", await stage.send("tight-1", "hello", "tight"))
+    await stage.threads.wait_for_answers("tight-1", await stage.send("tight-1", "hello", "tight"))
     await stage.send("tight-1", "fail", "tight")
     await stage.send("tight-1", "hello again", "tight")
-    await stage.listed("tight-1", "paused")
+    await stage.wait_until_listed("tight-1", "paused")
     await page.goto("/threads/tight-1")
     await expect(
         page.get_by_text("Paused by a limit. Failed turns in a row: 1 of 1.")

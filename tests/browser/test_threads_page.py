@@ -11,7 +11,7 @@ import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from everlong.admin.web import Access, create_admin_app
-from tests.support.dashboard import Stage, open_page, serving, shoot
+from tests.support.dashboard import Stage, open_page, serve, shoot
 from tests.support.fake_directory import FakeDirectory, rows
 from tests.support.page_checks import check_page
 
@@ -21,13 +21,13 @@ MANY = 10_000
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def many(stage: Stage) -> AsyncIterator[str]:
     """The address of a dashboard with 10,000 threads."""
-    async with _listing(stage, FakeDirectory(rows(MANY))) as url:
+    async with _open_listing(stage, FakeDirectory(rows(MANY))) as url:
         yield url
 
 
-def _listing(stage: Stage, directory: FakeDirectory) -> AbstractAsyncContextManager[str]:
+def _open_listing(stage: Stage, directory: FakeDirectory) -> AbstractAsyncContextManager[str]:
     context = stage.make_context(directory)
-    return serving(create_admin_app(context, Access()))
+    return serve(create_admin_app(context, Access()))
 
 
 async def ids(page: Page) -> list[str]:
@@ -35,7 +35,7 @@ async def ids(page: Page) -> list[str]:
 
 
 async def test_an_empty_list_shows_how_to_send_a_message(stage: Stage) -> None:
-    async with _listing(stage, FakeDirectory([])) as url, open_page(stage, url=url) as page:
+    async with _open_listing(stage, FakeDirectory([])) as url, open_page(stage, url=url) as page:
         await page.goto("/")
         await expect(page.get_by_role("heading", name="No threads yet")).to_be_visible()
         await expect(page.get_by_text("everlong send hello-1")).to_be_visible()
@@ -134,8 +134,8 @@ async def test_the_list_has_a_dark_theme(stage: Stage, many: str) -> None:
 
 
 async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page: Page) -> None:
-    await stage.said("live-1", "hello")
-    await stage.listed("live-1")
+    await stage.send_and_wait("live-1", "hello")
+    await stage.wait_until_listed("live-1")
     await page.goto("/?text=live-")
     await page.evaluate("window.kept = true")
     row = page.locator("tr", has_text="live-1")
@@ -158,8 +158,8 @@ async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page:
 @pytest.mark.guarantee(103)
 @pytest.mark.parametrize("thread_id", ["a/b ünï ✓", "50%?x=1&y#<b>"])
 async def test_any_thread_id_links_to_its_page(stage: Stage, page: Page, thread_id: str) -> None:
-    await stage.said(thread_id, "hello")
-    await stage.listed(thread_id)
+    await stage.send_and_wait(thread_id, "hello")
+    await stage.wait_until_listed(thread_id)
     await page.goto("/")
     await page.get_by_role("link", name=thread_id, exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text(thread_id)

@@ -39,7 +39,7 @@ def prefix() -> str:
     return f"test/{uuid.uuid4().hex}"
 
 
-async def listed(store: BlobStore, prefix: str = "") -> set[str]:
+async def list_keys(store: BlobStore, prefix: str = "") -> set[str]:
     return {info.key async for info in store.list(prefix)}
 
 
@@ -72,7 +72,7 @@ async def test_ranges_of_a_bucket_equal_its_listing_in_order(s3: S3Server, prefi
     middle = ours[550]
     rest = [info.key async for info in ranges.list_range("v1/", middle, "v1/g")]
     assert [key for key in rest if key.endswith(".pack")] == ours[551:]
-    assert await listed(store, "v1/") == {*ours, "v1/readme.txt", "v1/3"}
+    assert await list_keys(store, "v1/") == {*ours, "v1/readme.txt", "v1/3"}
 
 
 def refusal(kind: type[EverlongError], url: str) -> str:
@@ -131,23 +131,23 @@ async def test_two_prefixes_do_not_see_each_other(s3: S3Server, prefix: str) -> 
     await other.put("k", b"other")
     await other.put("only", b"x")
     assert (await one.get("k"), await other.get("k")) == (b"one", b"other")
-    assert await listed(one) == {"k"}
-    assert await listed(other) == {"k", "only"}
-    assert await listed(below) == set()
+    assert await list_keys(one) == {"k"}
+    assert await list_keys(other) == {"k", "only"}
+    assert await list_keys(below) == set()
     with pytest.raises(BlobMissing):
         await one.get("only")
     await one.delete(["k", "only"])
-    assert await listed(other) == {"k", "only"}
+    assert await list_keys(other) == {"k", "only"}
 
 
 async def test_a_whole_bucket_can_be_a_store(s3: S3Server, prefix: str) -> None:
     whole, part = open_store(s3.url("")), open_store(s3.url(prefix))
     await whole.put(f"{prefix}/k", b"x")
     assert await part.get("k") == b"x"
-    assert f"{prefix}/k" in await listed(whole)
-    assert await listed(whole, f"{prefix}/") == {f"{prefix}/k"}
+    assert f"{prefix}/k" in await list_keys(whole)
+    assert await list_keys(whole, f"{prefix}/") == {f"{prefix}/k"}
     await whole.delete([f"{prefix}/k"])
-    assert await listed(part) == set()
+    assert await list_keys(part) == set()
 
 
 async def test_a_listing_omits_foreign_objects(s3: S3Server, prefix: str) -> None:
@@ -156,8 +156,8 @@ async def test_a_listing_omits_foreign_objects(s3: S3Server, prefix: str) -> Non
     client = boto3.client("s3", region_name=REGION, endpoint_url=s3.endpoint)
     for name in ("", "ours/a b", "ours/ä", ".hidden", "ours/.hidden"):
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=b"x")
-    assert await listed(store) == {"ours/k"}
-    assert await listed(store, "ours/") == {"ours/k"}
+    assert await list_keys(store) == {"ours/k"}
+    assert await list_keys(store, "ours/") == {"ours/k"}
 
 
 @pytest.mark.guarantee(16)
@@ -169,7 +169,7 @@ async def test_a_deleted_bucket_is_not_an_empty_one(s3: S3Server) -> None:
     await store.put("k", b"x")
     client.delete_object(Bucket=bucket, Key="p/k")
     client.delete_bucket(Bucket=bucket)
-    for call in (store.get("k"), store.get_range("k", 0, 0), store.delete(["k"]), listed(store)):
+    for call in (store.get("k"), store.get_range("k", 0, 0), store.delete(["k"]), list_keys(store)):
         with pytest.raises(StoreUnavailable, match="no such bucket"):
             await call
 
@@ -245,7 +245,7 @@ async def test_every_event_loop_can_use_a_store(s3: S3Server, prefix: str) -> No
         for number in range(10):
             await store.put(f"{name}/{number}", name.encode())
             assert await store.get(f"{name}/{number}") == name.encode()
-        assert len(await listed(store, f"{name}/")) == 10
+        assert len(await list_keys(store, f"{name}/")) == 10
 
     def in_thread(name: str) -> None:
         try:
@@ -262,7 +262,7 @@ async def test_every_event_loop_can_use_a_store(s3: S3Server, prefix: str) -> No
     for thread in threads:
         await asyncio.to_thread(thread.join)
     assert not failures
-    assert len(await listed(store)) == 70
+    assert len(await list_keys(store)) == 70
 
 
 def test_a_process_that_has_used_a_store_ends_cleanly(s3: S3Server, prefix: str) -> None:

@@ -48,13 +48,13 @@ async def through(proxy: Proxy, s3: S3Server) -> BlobStore:
     return await asyncio.to_thread(open_store, url)
 
 
-async def listed(store: BlobStore) -> list[str]:
+async def list_keys(store: BlobStore) -> list[str]:
     return [info.key async for info in store.list("")]
 
 
 def every_call(store: BlobStore) -> list[Coroutine[Any, Any, object]]:
     calls: list[Coroutine[Any, Any, object]] = [store.put("new", b"x"), store.get("k")]
-    return [*calls, store.get_range("k", 0, 1), listed(store), store.delete(["new"])]
+    return [*calls, store.get_range("k", 0, 1), list_keys(store), store.delete(["new"])]
 
 
 async def outage(store: BlobStore) -> str:
@@ -69,7 +69,7 @@ async def outage(store: BlobStore) -> str:
 
 
 @contextmanager
-def answering(status: int, code: str) -> Iterator[str]:
+def serve_answer(status: int, code: str) -> Iterator[str]:
     """A server that has one answer to everything; its endpoint."""
     body = f"<Error><Code>{code}</Code><Message>quoted-token</Message></Error>".encode()
 
@@ -118,7 +118,7 @@ def test_refusals_of_the_server_become_everlong_errors(
     s3: S3Server, status: int, code: str, kind: type[EverlongError], told: str
 ) -> None:
     begin = time.monotonic()
-    with answering(status, code) as endpoint, pytest.raises(kind, match=told) as raised:
+    with serve_answer(status, code) as endpoint, pytest.raises(kind, match=told) as raised:
         open_store(s3.url("p").replace(s3.endpoint, endpoint))
     assert time.monotonic() - begin < DEAD_SECONDS_MAX
     assert "quoted" not in str(raised.value)
@@ -217,7 +217,7 @@ async def test_an_abandoned_put_leaves_nothing(store: BlobStore, proxy: Proxy) -
     proxy.upload_bytes_per_second = None
     with pytest.raises(BlobMissing):
         await store.get("k")
-    assert await listed(store) == []
+    assert await list_keys(store) == []
 
 
 @pytest.mark.guarantee(18)
@@ -246,7 +246,7 @@ async def test_a_killed_server_loses_nothing_and_the_store_heals(
         for key in set(acknowledged):
             assert await store.get(key) == f"{key.removeprefix('v1/')} ".encode() * 2000
         await store.put("v1/after", b"x")
-        assert "v1/after" in await listed(store)
+        assert "v1/after" in await list_keys(store)
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

@@ -24,7 +24,7 @@ from tests.support.loop_workflows import (
     Fan,
     ListLoop,
     Loop,
-    expected,
+    compute_expected,
     noise,
 )
 
@@ -41,7 +41,7 @@ def worker(client: Client, thread_id: str) -> Worker:
     return Worker(client, task_queue=thread_id, workflows=WORKFLOWS, activities=ACTIVITIES)
 
 
-async def until_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
+async def wait_for_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
     async with asyncio.timeout(60):
         while await handle.query("steps") < steps:
             await asyncio.sleep(0.1)
@@ -70,7 +70,7 @@ async def test_lost_packs_hold_a_workflow_and_restoring_them_lets_it_go_on(
     plugin = EverlongPlugin(store=FileBlobStore(tmp_path))
     client, handle = await start(server.address, plugin, thread_id, loop)
     async with worker(client, thread_id):
-        await until_steps(handle, 5)
+        await wait_for_steps(handle, 5)
     folder = tmp_path / "v1" / thread_key("default", thread_id)
     packs = {path: path.read_bytes() for path in folder.iterdir()}
     assert len(packs) >= 5
@@ -94,7 +94,7 @@ async def test_lost_packs_hold_a_workflow_and_restoring_them_lets_it_go_on(
         assert noise("result 0", 20_000)[:40] not in message
         for path, data in packs.items():
             path.write_bytes(data)
-        assert await asyncio.wait_for(handle.result(), 60) == expected(loop)
+        assert await asyncio.wait_for(handle.result(), 60) == compute_expected(loop)
 
 
 @pytest.mark.guarantee(30)
@@ -112,12 +112,12 @@ async def test_while_the_store_is_down_payloads_stay_inline_and_the_workflow_goe
     client, handle = await start(server.address, plugin, thread_id, loop)
     with caplog.at_level(logging.WARNING, "everlong"):
         async with worker(client, thread_id):
-            await until_steps(handle, 10)
+            await wait_for_steps(handle, 10)
             store.down = True
             await handle.signal(ListLoop.go)
-            await until_steps(handle, 15)
+            await wait_for_steps(handle, 15)
             store.down = False
-            assert await handle.result() == expected(loop)
+            assert await handle.result() == compute_expected(loop)
     stats = plugin.codec.stats
     assert stats.fallbacks >= 10
     assert len([r for r in caplog.records if "the blob store is down" in r.message]) == 1
@@ -207,7 +207,7 @@ async def count_characters(text: str) -> int:
 
 
 @workflow.defn
-class Counting:
+class RetriedActivity:
     """Calls one activity, a few times if it must."""
 
     @workflow.run
@@ -227,11 +227,11 @@ async def test_an_activity_with_unreadable_input_is_retried(
     store = FileBlobStore(tmp_path)
     starter = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
     reader = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
-    workflows = Worker(starter, task_queue=thread_id, workflows=[Counting])
+    workflows = Worker(starter, task_queue=thread_id, workflows=[RetriedActivity])
     activities = Worker(reader, task_queue=thread_id, activities=[count_characters])
     async with workflows:
         handle = await starter.start_workflow(
-            Counting.run, 50_000, id=thread_id, task_queue=thread_id
+            RetriedActivity.run, 50_000, id=thread_id, task_queue=thread_id
         )
         folder = tmp_path / "v1" / thread_key("default", thread_id)
         async with asyncio.timeout(90):

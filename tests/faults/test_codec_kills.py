@@ -14,7 +14,7 @@ from temporalio.client import Client, WorkflowHandle
 from everlong import EverlongPlugin
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.storage.file import FileBlobStore
-from tests.support.loop_workflows import ListLoop, Loop, RollingLoop, expected
+from tests.support.loop_workflows import ListLoop, Loop, RollingLoop, compute_expected
 from tests.support.scale import scaled
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def start_worker(
     )
 
 
-async def survives(
+async def run_with_kills(
     server: TemporalServer,
     tmp_path: Path,
     queue: str,
@@ -68,7 +68,9 @@ async def test_a_worker_that_dies_at_a_put_loses_nothing(
     )
     # An input and a result are written at each step: one of each kind is met.
     kills = [(when, "1"), (when, "4"), (when, "3")][: scaled(2, 3)]
-    assert await survives(server, tmp_path, thread_id, handle, kills) == expected(loop)
+    assert await run_with_kills(server, tmp_path, thread_id, handle, kills) == compute_expected(
+        loop
+    )
 
 
 @pytest.mark.guarantee(32)
@@ -83,4 +85,6 @@ async def test_a_worker_that_dies_while_continuing_as_new_loses_nothing(
     )
     # Each run takes one step and rolls: its third PUT is the state that the next one begins with.
     kills = [("before", "3"), ("after", "3"), ("before", "3")][: scaled(2, 3)]
-    assert await survives(server, tmp_path, thread_id, handle, kills) == expected(loop)
+    assert await run_with_kills(server, tmp_path, thread_id, handle, kills) == compute_expected(
+        loop
+    )

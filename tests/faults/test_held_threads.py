@@ -14,7 +14,7 @@ from everlong.models import Kind, Message
 from everlong.storage.cache import CachedBlobStore
 from everlong.testing import ScriptedModel
 from tests.support.fake_stores import FlakyStore
-from tests.support.scripted_agents import call, one_call
+from tests.support.scripted_agents import build_one_call_model, call
 from tests.support.thread_driver import DrivenThread, call_then_answer
 from tests.support.threads import Threads, open_threads
 
@@ -59,12 +59,12 @@ async def test_decisions_with_long_reasons_do_not_end_a_held_thread(
         for each in waiting:
             await thread.decide(each.id, approve=False, by="\u00e9" * 40, reason="\U0001f600" * 300)
         runs = (await thread.status()).counters.runs
-        status = await thread.until(lambda found: found.counters.runs > runs)
+        status = await thread.wait_until(lambda found: found.counters.runs > runs)
         assert status.state_bytes > limits.STATE_BYTES_MAX
         description = await thread.handle.describe()
         assert description.status == WorkflowExecutionStatus.RUNNING
         store.down = False
-        await thread.until(lambda found: found.counters.answered >= 81, seconds=60)
+        await thread.wait_until(lambda found: found.counters.answered >= 81, seconds=60)
         assert len(await thread.data(Kind.DECIDED)) == limits.TOOL_CALLS_MAX
         await thread.check()
 
@@ -83,7 +83,7 @@ async def test_a_held_step_does_not_begin_once_the_thread_is_paused(
         runs += 1
         return "restarted"
 
-    agent = Agent(name="ops", model=one_call("restart"), tools=[restart])
+    agent = Agent(name="ops", model=build_one_call_model("restart"), tools=[restart])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy())
         thread = DrivenThread(threads, thread_id)
@@ -91,9 +91,9 @@ async def test_a_held_step_does_not_begin_once_the_thread_is_paused(
         [approval] = await thread.pending()
         await take_away(store, threads, tmp_path)
         await thread.decide(approval.id)
-        await thread.is_("held")
+        await thread.wait_for_status("held")
         await thread.handle.signal("pause")
-        await thread.is_("paused")
+        await thread.wait_for_status("paused")
         store.down = False
         await asyncio.sleep(2)
         assert (runs, (await thread.status()).status) == (0, "paused")
@@ -132,9 +132,9 @@ async def test_a_held_compaction_does_not_fail_the_turn_that_needs_it(
             assert (await thread.status()).counters.answered == number
         await thread.send()
         # Held for so long that the run ends: the next one takes the step up.
-        await thread.until(lambda status: status.counters.runs >= 2)
+        await thread.wait_until(lambda status: status.counters.runs >= 2)
         store.down = False
-        status = await thread.until(lambda found: found.counters.answered >= 4, seconds=60)
+        status = await thread.wait_until(lambda found: found.counters.answered >= 4, seconds=60)
         assert (status.last_failure, status.counters.compactions) == ("", 1)
         await thread.check()
 
@@ -164,7 +164,7 @@ async def test_a_deadline_holds_while_the_journal_cannot_be_written(
         await thread.send()
         await thread.pending(20)
         store.down = True  # What was asked is about to be journalled, or is.
-        await thread.until(lambda status: status.pending == 0)
+        await thread.wait_until(lambda status: status.pending == 0)
         store.down = False
         assert "no decision came in time" in await thread.answer()
         await thread.check()

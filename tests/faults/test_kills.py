@@ -52,13 +52,13 @@ def worker(settings: Settings, agent: str, name: str) -> Iterator[ManagedProcess
 
 
 @contextlib.asynccontextmanager
-async def threads_of(settings: Settings) -> AsyncIterator[Threads]:
+async def open_settings_threads(settings: Settings) -> AsyncIterator[Threads]:
     store = open_store(settings.store)
     async with open_threads(settings.temporal["target_host"], store) as threads:
         yield dataclasses.replace(threads, task_queue=settings.task_queue)
 
 
-async def until_exists(path: Path) -> None:
+async def wait_for_file(path: Path) -> None:
     deadline = time.monotonic() + 90
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} does not appear"
@@ -77,15 +77,15 @@ def check_pages(conversation: list[Message], pages: int) -> None:
 async def test_a_thread_survives_a_worker_kill_in_a_tool(
     settings: Settings, thread_id: str, tmp_path: Path
 ) -> None:
-    async with threads_of(settings) as threads:
+    async with open_settings_threads(settings) as threads:
         with worker(settings, "gated", "first") as first:
             await threads.send(thread_id, "read", agent="gated")
-            await until_exists(tmp_path / "begun")
+            await wait_for_file(tmp_path / "begun")
             first.kill()
         assert first.returncode == -9
         (tmp_path / "open").touch()
         with worker(settings, "gated", "second"):
-            status = await threads.answered(thread_id, 1)
+            status = await threads.wait_for_answers(thread_id, 1)
             check_pages(await threads.conversation(thread_id), 12)
             assert status.counters.steps == 13
 
@@ -98,7 +98,7 @@ async def test_a_thread_survives_repeated_worker_kills(settings: Settings, threa
     The thread rolls after every few steps, so that some kills meet it.
     """
     source = random.Random(7)
-    async with threads_of(settings) as threads:
+    async with open_settings_threads(settings) as threads:
         for attempt in range(scaled(2, 4)):
             with worker(settings, "steady", f"worker-{attempt}") as process:
                 if attempt == 0:
@@ -108,7 +108,7 @@ async def test_a_thread_survives_repeated_worker_kills(settings: Settings, threa
                 await asyncio.sleep(source.uniform(0.2, 1.5))
                 process.kill()
         with worker(settings, "steady", "last"):
-            status = await threads.answered(thread_id, 1)
+            status = await threads.wait_for_answers(thread_id, 1)
             check_pages(await threads.conversation(thread_id), 40)
             assert status.counters.runs >= 8
 
@@ -122,7 +122,7 @@ async def test_a_thread_survives_a_server_kill(
     own = await start_server(data_dir)
     settings = point_to_embedded(settings, own.address)
     with own.process, worker(settings, "steady", "worker") as process:
-        async with threads_of(settings) as threads:
+        async with open_settings_threads(settings) as threads:
             await threads.send(thread_id, "read", agent="steady")
             before = await wait_for_status(
                 threads.client, thread_id, lambda s: s.counters.tool_calls >= 10, seconds_max=60
@@ -131,7 +131,7 @@ async def test_a_thread_survives_a_server_kill(
             assert before.counters.tool_calls < 40
             restarted = await start_server(data_dir, port=own.port, ui_port=own.ui_port)
             with restarted.process:
-                status = await threads.answered(thread_id, 1, seconds=90)
+                status = await threads.wait_for_answers(thread_id, 1, seconds=90)
                 check_pages(await threads.conversation(thread_id), 40)
                 assert status.counters.steps == 41
                 assert process.returncode is None, "the worker lived through the outage"

@@ -19,7 +19,7 @@ from everlong.storage.file import FileBlobStore
 from everlong.storage.journal import Journal
 from everlong.testing import ScriptedModel, workload
 from tests.support.fake_stores import FlakyStore
-from tests.support.scripted_agents import call, one_call, reading_agent, results
+from tests.support.scripted_agents import build_one_call_model, call, reading_agent, results
 from tests.support.threads import Threads, open_threads
 
 
@@ -43,7 +43,7 @@ async def waits_for(threads: Threads, thread_id: str) -> str:
     return await read_held_reason(threads.client, description.raw_description.pending_activities)
 
 
-async def until_held(threads: Threads, thread_id: str, reason: str) -> None:
+async def wait_until_held(threads: Threads, thread_id: str, reason: str) -> None:
     """Wait until the thread says that it is held, and by what."""
     held = await wait_for_status(
         threads.client,
@@ -70,7 +70,7 @@ async def test_an_outage_after_a_tool_ran_does_not_run_the_tool_again(
         store.down = True
         return "paid " * 1000
 
-    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
+    agent = Agent(name="ops", model=build_one_call_model("pay"), tools=[pay])
     async with (
         open_threads(server.address, store, agent, inline_bytes_max=inline_bytes_max) as threads,
         threads.worker(),
@@ -80,7 +80,7 @@ async def test_an_outage_after_a_tool_ran_does_not_run_the_tool_again(
         while "StoreUnavailable: the store is down" not in await waits_for(threads, thread_id):
             await asyncio.sleep(0.1)
         store.down = False
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         assert runs == 1
 
 
@@ -89,7 +89,7 @@ async def lose(
 ) -> Callable[[], None]:
     """Damage the thread's largest object, of which no copy is left; return how to restore it."""
     await threads.send(thread_id, "go")
-    await threads.answered(thread_id, 1)
+    await threads.wait_for_answers(thread_id, 1)
     objects = sorted(store_dir.glob("v1/*/*"), key=lambda path: path.stat().st_size)
     largest = objects[-1]
     whole = largest.read_bytes()
@@ -118,11 +118,11 @@ async def test_lost_bytes_are_named_and_restoring_them_lets_the_thread_go_on(
         restore = await lose(tmp_path, threads, thread_id, damage)
         await threads.send(thread_id, "and again")
         reason = "is not in file://" if damage == "missing" else "is damaged"
-        await until_held(threads, thread_id, reason)
+        await wait_until_held(threads, thread_id, reason)
         # Held, not failed: it has not used up its attempts, and frees the worker in between.
         await asyncio.sleep(2)
         restore()
-        status = await threads.answered(thread_id, 2)
+        status = await threads.wait_for_answers(thread_id, 2)
         assert (status.last_failure, status.held_by) == ("", "")
 
 
@@ -134,12 +134,12 @@ async def test_a_thread_waits_out_an_outage_at_its_start(
     store = FlakyStore(tmp_path)
     async with open_threads(server.address, store, AGENT) as threads, threads.worker():
         await threads.send(thread_id, "go")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         store.down = True
         await threads.send(thread_id, "and again")
-        await until_held(threads, thread_id, "the store is down")
+        await wait_until_held(threads, thread_id, "the store is down")
         store.down = False
-        await threads.answered(thread_id, 2)
+        await threads.wait_for_answers(thread_id, 2)
 
 
 @pytest.mark.guarantee(47)
@@ -158,7 +158,7 @@ async def test_a_held_thread_rolls_and_stays_held(
         )
         assert rolled.counters.answered == 1
         restore()
-        await threads.answered(thread_id, 2)
+        await threads.wait_for_answers(thread_id, 2)
         texts = [message.text for message in await threads.conversation(thread_id)]
         assert (texts.count("and again"), texts.count("read 30000")) == (1, 2)
 
@@ -204,7 +204,7 @@ async def test_held_tools_run_once_after_a_roll(
             threads.client, thread_id, lambda status: status.counters.runs >= 2, seconds_max=60
         )
         down = False
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         assert sorted(runs) == [0, 1, 2]
         conversation = await threads.conversation(thread_id)
         assert [m.text for m in conversation if m.role == "tool"] == [
@@ -223,7 +223,7 @@ async def test_a_held_thread_can_be_stopped(
     async with open_threads(server.address, store, AGENT) as threads, threads.worker():
         restore = await lose(tmp_path, threads, thread_id, "missing")
         await threads.send(thread_id, "and again")
-        await until_held(threads, thread_id, "BlobMissing")
+        await wait_until_held(threads, thread_id, "BlobMissing")
         handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
         await ThreadHandle(threads.client, thread_id).stop()
         result: ThreadStatus = await asyncio.wait_for(handle.result(), 90)
@@ -243,12 +243,12 @@ async def test_a_thread_waits_for_a_worker_that_has_its_agent(
             with pytest.raises(
                 NotAnswered, match="held last by: a worker runs no agent 'late', only"
             ):
-                await threads.answered(thread_id, 1, seconds=1.5)
+                await threads.wait_for_answers(thread_id, 1, seconds=1.5)
         late = reading_agent(1, name="late")
         async with open_threads(server.address, store, late) as others:
             others.task_queue = threads.task_queue
             async with others.worker():
-                await others.answered(thread_id, 1)
+                await others.wait_for_answers(thread_id, 1)
 
 
 @pytest.mark.guarantee(47)
@@ -264,7 +264,7 @@ async def test_held_threads_leave_activity_slots_to_others(
     ):
         restore = await lose(tmp_path, threads, thread_id, "missing")
         await threads.send(thread_id, "and again")
-        await until_held(threads, thread_id, "BlobMissing")
+        await wait_until_held(threads, thread_id, "BlobMissing")
         await threads.send(f"{thread_id}-other", "go", agent="other")
-        await threads.answered(f"{thread_id}-other", 1)
+        await threads.wait_for_answers(f"{thread_id}-other", 1)
         restore()

@@ -109,7 +109,7 @@ async def write_archives(directory: Path) -> None:
     """Write a small archive of every kind of entry, plain and sealed."""
     for kind, keys in (("plain", None), ("sealed", Keyring(KEYS))):
         store = MemoryBlobStore()
-        manifest = await (await build_thread(PackStore(store, keys))).archived()
+        manifest = await (await build_thread(PackStore(store, keys))).write_archive()
         listed = make_archive_key(manifest.thread, manifest.archive_id, MANIFEST)
         (directory / f"archive-{kind}-manifest.bin").write_bytes(await store.get(listed))
         (directory / f"archive-{kind}-file.bin").write_bytes(await store.get(manifest.file_key))

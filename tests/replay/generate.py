@@ -81,7 +81,7 @@ def broken() -> str:
     raise OSError("no")
 
 
-def _scripted(name: str, *steps: Sequence[tuple[str, dict[str, object]]]) -> ScriptedModel:
+def _build_agent(name: str, *steps: Sequence[tuple[str, dict[str, object]]]) -> ScriptedModel:
     """Make the calls of each step in turn, then answer."""
 
     def script(turn: Sequence[Message]) -> Reply:
@@ -122,29 +122,31 @@ reader = reading_agent(8, name="reader", policy=Policy(run_events_max=60))
 helper = Agent(
     name="helper",
     description="Helps.",
-    model=_scripted("helper", [("recall", {"seq": 1})]),
+    model=_build_agent("helper", [("recall", {"seq": 1})]),
 )
 AGENTS: Final = (
     reader,
     reading_agent(1, name="skimmer", policy=Policy(run_events_max=70)),
     Agent(
         name="payer",
-        model=_scripted(
+        model=_build_agent(
             "payer",
             [("pay", {"amount": 1}), ("pay", {"amount": 2}), ("nothing", {})],
             [("fire", {"name": "Bob"})],
         ),
         tools=[pay, fire],
     ),
-    Agent(name="failer", model=_scripted("failer", [("broken", {})]), tools=[broken]),
+    Agent(name="failer", model=_build_agent("failer", [("broken", {})]), tools=[broken]),
     Agent(
         name="keeper",
-        model=_scripted(
+        model=_build_agent(
             "keeper", [("remember", {"key": "a", "text": "b"})], [("forget", {"key": "a"})]
         ),
         policy=Policy(idle_seconds=1),
     ),
-    Agent(name="boss", model=_scripted("boss", [("helper", {"request": "help"})]), tools=[helper]),
+    Agent(
+        name="boss", model=_build_agent("boss", [("helper", {"request": "help"})]), tools=[helper]
+    ),
     Agent(
         name="runaway",
         model=ScriptedModel(_endless),
@@ -158,19 +160,19 @@ AGENTS: Final = (
     ),
     Agent(
         name="manager",
-        model=_scripted(
+        model=_build_agent(
             "manager", [("interview", {}), ("hire", {"name": "Al"}), ("fire", {"name": "Bob"})]
         ),
         tools=[interview, hire, fire],
     ),
     Agent(
         name="crowd",
-        model=_scripted("crowd", [("pay", {"amount": number}) for number in range(20)]),
+        model=_build_agent("crowd", [("pay", {"amount": number}) for number in range(20)]),
         tools=[pay],
     ),
     Agent(
         name="learner",
-        model=_scripted(
+        model=_build_agent(
             "learner", [("remember", {"key": "a", "text": "b", "ttl_days": 3 / 86_400})]
         ),
         policy=Policy(idle_seconds=1),
@@ -203,7 +205,7 @@ class Scene:
             seconds_max=_SECONDS_MAX,
         )
 
-    async def until(self, done: Callable[[ThreadStatus], bool]) -> ThreadStatus:
+    async def wait_until(self, done: Callable[[ThreadStatus], bool]) -> ThreadStatus:
         return await wait_for_status(self.client, self.thread_id, done, seconds_max=_SECONDS_MAX)
 
     async def decide(self, approval_id: str, approve: bool, by: str) -> None:
@@ -215,22 +217,22 @@ class Scene:
 async def rolls(scene: Scene) -> None:
     """Reads pages, and continues as new on the way."""
     await scene.say("read", "reader")
-    await scene.until(lambda status: status.counters.answered == 1)
+    await scene.wait_until(lambda status: status.counters.answered == 1)
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def approvals(scene: Scene) -> None:
     """One call approved, one denied, one escalated."""
     await scene.say("pay", "payer")
-    await scene.until(lambda status: status.pending == 2)
+    await scene.wait_until(lambda status: status.pending == 2)
     first, second = await list_pending(scene.client, scene.thread_id)
     await scene.decide(second.id, approve=False, by="ann")
     await scene.decide(first.id, approve=True, by="ann")
-    await scene.until(lambda status: status.pending == 1)
+    await scene.wait_until(lambda status: status.pending == 1)
     while not (waiting := await list_pending(scene.client, scene.thread_id))[0].escalated:
         await asyncio.sleep(0.1)
     await scene.decide(waiting[0].id, approve=True, by="boss")
-    await scene.until(lambda status: status.counters.answered == 1)
+    await scene.wait_until(lambda status: status.counters.answered == 1)
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
@@ -238,38 +240,38 @@ async def failures(scene: Scene) -> None:
     """A tool that fails for good; the thread goes on."""
     for number in (1, 2):
         await scene.say("fail", "failer")
-        await scene.until(lambda status, number=number: status.counters.answered == number)  # type: ignore[misc]
+        await scene.wait_until(lambda status, number=number: status.counters.answered == number)  # type: ignore[misc]
     await scene.client.get_workflow_handle(scene.thread_id).cancel()
 
 
 async def idle(scene: Scene) -> None:
     """Remembers, forgets, rests, and is asked again."""
     await scene.say("keep", "keeper")
-    await scene.until(lambda status: status.counters.runs == 2)
+    await scene.wait_until(lambda status: status.counters.runs == 2)
     await scene.say("again", "keeper")
-    await scene.until(lambda status: status.counters.answered == 2)
+    await scene.wait_until(lambda status: status.counters.answered == 2)
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def children(scene: Scene) -> None:
     """Has a sub-agent answer."""
     await scene.say("delegate", "boss")
-    await scene.until(lambda status: status.counters.answered == 1)
+    await scene.wait_until(lambda status: status.counters.answered == 1)
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def controls(scene: Scene) -> None:
     """Reaches a limit, is configured and unpaused, paused by a person, compacted, and ended."""
     await scene.say("run", "runaway")
-    await scene.until(lambda status: status.pause is not None)
+    await scene.wait_until(lambda status: status.pause is not None)
     changes = {"no_progress_steps_max": 1000}
     await ThreadHandle(scene.client, scene.thread_id).configure(changes, by="ann", reason="go on")
     await ThreadHandle(scene.client, scene.thread_id).unpause(by="ann")
-    before = (await scene.until(lambda status: status.pause is None)).counters.steps
-    await scene.until(lambda status: status.counters.steps > before + 2)
+    before = (await scene.wait_until(lambda status: status.pause is None)).counters.steps
+    await scene.wait_until(lambda status: status.counters.steps > before + 2)
     await ThreadHandle(scene.client, scene.thread_id).pause(by="ann", reason="look")
     await ThreadHandle(scene.client, scene.thread_id).compact()
-    paused = await scene.until(lambda status: status.status == "paused")
+    paused = await scene.wait_until(lambda status: status.status == "paused")
     changes = {"steps_max": paused.counters.steps + 3}
     await ThreadHandle(scene.client, scene.thread_id).configure(changes, by="ann")
     await ThreadHandle(scene.client, scene.thread_id).unpause()
@@ -285,12 +287,12 @@ async def holds(scene: Scene) -> None:
         held = Scene(lacking, scene.thread_id)
         async with lacking.worker():
             await held.say("help", "helper")
-            await held.until(lambda status: status.status == "held")
+            await held.wait_until(lambda status: status.status == "held")
         async with having.worker():
-            await scene.until(lambda status: status.counters.answered == 1)
+            await scene.wait_until(lambda status: status.counters.answered == 1)
         async with lacking.worker():
             await held.say("again", "helper")
-            await held.until(lambda status: status.status == "held")
+            await held.wait_until(lambda status: status.status == "held")
             await ThreadHandle(scene.client, scene.thread_id).stop()
             await scene.client.get_workflow_handle(scene.thread_id).result()
 
@@ -298,23 +300,23 @@ async def holds(scene: Scene) -> None:
 async def refusals(scene: Scene) -> None:
     """A context refused until it has a summary, a message that is in no store, a refusal for good."""
     await scene.say(_LONG, "talker")
-    await scene.until(lambda status: status.counters.answered == 1)
+    await scene.wait_until(lambda status: status.counters.answered == 1)
     await scene.say("more", "talker")
-    await scene.until(lambda status: status.counters.answered == 2)
+    await scene.wait_until(lambda status: status.counters.answered == 2)
     elsewhere = dataclasses.replace(scene.threads, store=MemoryBlobStore())
     await Scene(elsewhere, scene.thread_id).say(f"other {_LONG}", "talker")
-    await scene.until(lambda status: status.counters.answered == 3)
+    await scene.wait_until(lambda status: status.counters.answered == 3)
     await scene.say("never", "talker")
-    await scene.until(lambda status: status.counters.answered == 4)
+    await scene.wait_until(lambda status: status.counters.answered == 4)
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def deadlines(scene: Scene) -> None:
     """Nobody decides: denied, escalated while a tool runs, then denied. Cancelled in a step."""
     await scene.say("staff", "manager")
-    steps = (await scene.until(lambda status: status.counters.answered == 1)).counters.steps
+    steps = (await scene.wait_until(lambda status: status.counters.answered == 1)).counters.steps
     await scene.say("again", "manager")
-    await scene.until(lambda status: status.counters.steps > steps)
+    await scene.wait_until(lambda status: status.counters.steps > steps)
     await scene.client.get_workflow_handle(scene.thread_id).cancel()
 
 
@@ -322,7 +324,7 @@ async def forks(scene: Scene) -> None:
     """Begins as a fork, is asked, rests, and wakes when a fact expires."""
     origin = Scene(scene.threads, f"{scene.thread_id}-origin")
     await origin.say("learn", "learner")
-    head = (await origin.until(lambda status: status.counters.answered == 1)).head
+    head = (await origin.wait_until(lambda status: status.counters.answered == 1)).head
     await ThreadHandle(scene.client, origin.thread_id).stop()
     await fork(
         scene.client,
@@ -333,17 +335,17 @@ async def forks(scene: Scene) -> None:
         task_queue=scene.threads.task_queue,
     )
     await scene.say("learn more", "learner")
-    await scene.until(lambda status: status.counters.runs == 3)
+    await scene.wait_until(lambda status: status.counters.runs == 3)
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
 async def crowds(scene: Scene) -> None:
     """Twenty calls wait, and most are denied: more is noted than stays in the state."""
     await scene.say("pay", "crowd")
-    await scene.until(lambda status: status.pending == 20)
+    await scene.wait_until(lambda status: status.pending == 20)
     for approval in await list_pending(scene.client, scene.thread_id):
         await scene.decide(approval.id, approve=approval.id.split("-")[1] in ("7", "15"), by="ann")
-    await scene.until(lambda status: status.counters.answered == 1)
+    await scene.wait_until(lambda status: status.counters.answered == 1)
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
@@ -351,7 +353,7 @@ async def endings(scene: Scene) -> None:
     """Noted, and ended as archived."""
     await scene.threads.start(scene.thread_id, agent="reader")
     await scene.say("read", "reader")
-    await scene.until(lambda status: status.counters.answered == 1)
+    await scene.wait_until(lambda status: status.counters.answered == 1)
     record = ControlNote(action="archive", by="ann", reason="audit")
     await send_signal(scene.client, scene.thread_id, NOTE_SIGNAL, record)
     control = Control(by="ann", archive=True)
@@ -366,7 +368,7 @@ async def asks(scene: Scene) -> None:
     with contextlib.suppress(ThreadPaused):
         await scene.ask("read later", "skimmer")
     await ThreadHandle(scene.client, scene.thread_id).unpause(by="ann")
-    await scene.until(lambda status: status.counters.answered == 7)
+    await scene.wait_until(lambda status: status.counters.answered == 7)
     await scene.ask("read once more", "skimmer")
     await ThreadHandle(scene.client, scene.thread_id).stop()
 

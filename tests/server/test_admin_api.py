@@ -21,7 +21,7 @@ from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.server.test_approvals import Shop, pay
 from tests.support.admin_client import ROLES, bearer, make_context, open_http_client
-from tests.support.governed_agent import governed as governed_agent
+from tests.support.governed_agent import build_governed_agent
 from tests.support.scripted_agents import reading_agent
 from tests.support.threads import Threads, open_threads
 
@@ -29,7 +29,9 @@ JSON = dict[str, Any]
 
 
 @asynccontextmanager
-async def governed(threads: Threads, role: Role = Role.ADMIN) -> AsyncIterator[httpx.AsyncClient]:
+async def open_role_client(
+    threads: Threads, role: Role = Role.ADMIN
+) -> AsyncIterator[httpx.AsyncClient]:
     """Give somebody of a role who talks to the server of these threads."""
     context = make_context(threads.client, PackStore(threads.store), threads.task_queue)
     async with context.lifespan(), open_http_client(context, ROLES) as client:
@@ -37,7 +39,7 @@ async def governed(threads: Threads, role: Role = Role.ADMIN) -> AsyncIterator[h
         yield client
 
 
-async def until(
+async def poll_until(
     get: Callable[[], Awaitable[JSON]], done: Callable[[JSON], bool], seconds: float = 90
 ) -> JSON:
     deadline = time.monotonic() + seconds
@@ -47,14 +49,14 @@ async def until(
     return found
 
 
-async def shown(client: httpx.AsyncClient, path: str) -> JSON:
+async def get_json(client: httpx.AsyncClient, path: str) -> JSON:
     answer = await client.get(f"/api/v1{path}")
     assert answer.status_code == 200, answer.text
     found: JSON = answer.json()
     return found
 
 
-async def done(client: httpx.AsyncClient, path: str, **body: object) -> JSON:
+async def run_action(client: httpx.AsyncClient, path: str, **body: object) -> JSON:
     answer = await client.post(f"/api/v1{path}", json=body)
     assert answer.status_code == 200, answer.text
     found: JSON = answer.json()
@@ -70,30 +72,34 @@ async def test_api_actions_are_journalled_with_actor_and_reason(
     thread_id = f"ops/{thread_id}"
     place = f"/threads/{quote(thread_id, safe='')}"
     async with open_threads(server.address, store, shop.agent(pay(5))) as threads:
-        async with threads.worker(), governed(threads) as client:
-            assert (await done(client, f"{place}/messages", text="hi", agent="ops"))["number"] == 1
-            page = await until(
-                lambda: shown(client, "/approvals"),
+        async with threads.worker(), open_role_client(threads) as client:
+            assert (await run_action(client, f"{place}/messages", text="hi", agent="ops"))[
+                "number"
+            ] == 1
+            page = await poll_until(
+                lambda: get_json(client, "/approvals"),
                 lambda page: any(each["thread_id"] == thread_id for each in page["waiting"]),
             )
             [waiting] = [each for each in page["waiting"] if each["thread_id"] == thread_id]
             assert waiting["arguments"] == '{"euros": 5}'
             assert waiting["context"][-1]["kind"] == "reply"
             approval = waiting["approval"]["id"]
-            await done(client, f"{place}/approvals/{approval}", approve=True, reason="cheap")
-            await threads.answered(thread_id, 1)
+            await run_action(client, f"{place}/approvals/{approval}", approve=True, reason="cheap")
+            await threads.wait_for_answers(thread_id, 1)
             assert shop.paid == [5]
-            await done(client, f"{place}/limits", changes={"steps_max": 50}, reason="enough")
-            await done(client, f"{place}/pause", reason="lunch", by="Mallory")
-            await done(client, f"{place}/unpause", reason="back")
+            await run_action(client, f"{place}/limits", changes={"steps_max": 50}, reason="enough")
+            await run_action(client, f"{place}/pause", reason="lunch", by="Mallory")
+            await run_action(client, f"{place}/unpause", reason="back")
             fork_id = f"{thread_id}-fork"
-            await done(client, f"{place}/fork", seq=2, new_id=fork_id, reason="try again")
-            await done(client, f"{place}/stop", reason="done")
-            await until(
-                lambda: shown(client, place), lambda it: it["status"]["status"] == "stopped"
+            await run_action(client, f"{place}/fork", seq=2, new_id=fork_id, reason="try again")
+            await run_action(client, f"{place}/stop", reason="done")
+            await poll_until(
+                lambda: get_json(client, place), lambda it: it["status"]["status"] == "stopped"
             )
-            entries = (await shown(client, f"{place}/entries"))["entries"]
-            forked = (await shown(client, f"/threads/{quote(fork_id, safe='')}/entries"))["entries"]
+            entries = (await get_json(client, f"{place}/entries"))["entries"]
+            forked = (await get_json(client, f"/threads/{quote(fork_id, safe='')}/entries"))[
+                "entries"
+            ]
     said = {
         each["summary"]: each["by"] for each in entries if each["kind"] in ("control", "decided")
     }
@@ -116,35 +122,35 @@ async def test_a_thread_is_shown_as_a_whole_and_its_bodies_on_demand(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(4)) as threads:
-        async with threads.worker(), governed(threads, Role.VIEWER) as client:
+        async with threads.worker(), open_role_client(threads, Role.VIEWER) as client:
             await threads.send(thread_id, "read")
-            await threads.answered(thread_id, 1)
-            found = await shown(client, f"/threads/{thread_id}")
+            await threads.wait_for_answers(thread_id, 1)
+            found = await get_json(client, f"/threads/{thread_id}")
             gauges = {each["name"]: each for each in found["gauges"]}
             assert gauges["steps_max"]["value"] == 5
             assert 0 < gauges["thread_bytes_max"]["share"] < 1
             assert found["sizes"]["stored_bytes"] > 0
             assert found["last_seq"] == 10
-            page = await shown(client, f"/threads/{thread_id}/entries?before=5&limit=2")
+            page = await get_json(client, f"/threads/{thread_id}/entries?before=5&limit=2")
             assert [each["seq"] for each in page["entries"]] == [3, 4]
-            after = await shown(client, f"/threads/{thread_id}/entries?after=8")
+            after = await get_json(client, f"/threads/{thread_id}/entries?after=8")
             assert [each["seq"] for each in after["entries"]] == [9, 10]
             [stored] = [each for each in page["entries"] if each["kind"] == "tool_result"]
             assert stored["is_stored"]
             assert len(stored["summary"]) < 200
             seq = stored["seq"]
-            part = await shown(client, f"/threads/{thread_id}/entries/{seq}?start=10&length=20")
+            part = await get_json(client, f"/threads/{thread_id}/entries/{seq}?start=10&length=20")
             whole = await client.get(f"/api/v1/threads/{thread_id}/entries/{seq}/whole")
             assert part["text"] == whole.text[10:30]
             assert part["next_start"] == 30
             assert whole.headers["content-disposition"].startswith("attachment")
-            view = await shown(client, f"/threads/{thread_id}/at/3")
+            view = await get_json(client, f"/threads/{thread_id}/at/3")
             assert view["totals"] is None
             assert [each["role"] for each in view["context"]] == ["user", "assistant", "tool"]
-            change = await shown(client, f"/threads/{thread_id}/diff?first=3")
+            change = await get_json(client, f"/threads/{thread_id}/diff?first=3")
             assert (change["last_seq"], change["left_out"]) == (10, 0)
             assert len(change["context_added"]) == 7
-            runs = await shown(client, f"/threads/{thread_id}/runs")
+            runs = await get_json(client, f"/threads/{thread_id}/runs")
             assert runs["runs"][0]["ui_url"].startswith("http://127.0.0.1:8233/namespaces/default/")
             missing = await client.get(f"/api/v1/threads/{thread_id}/entries/99")
             assert missing.status_code == 404
@@ -156,12 +162,12 @@ async def test_a_preview_describes_an_action_without_running_it(
 ) -> None:
     policy = Policy(compact_at_bytes=512 * 1024, compact_to_bytes=4 * 1024)
     async with open_threads(server.address, store, reading_agent(6, policy=policy)) as threads:
-        async with threads.worker(), governed(threads, Role.VIEWER) as client:
+        async with threads.worker(), open_role_client(threads, Role.VIEWER) as client:
             await threads.send(thread_id, "read")
-            before = await threads.answered(thread_id, 1)
+            before = await threads.wait_for_answers(thread_id, 1)
 
             async def preview(action: str, **arguments: object) -> JSON:
-                return await done(
+                return await run_action(
                     client, f"/threads/{thread_id}/preview", action=action, arguments=arguments
                 )
 
@@ -204,10 +210,12 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
 ) -> None:
     counts = QueryCount()
     async with (
-        open_threads(server.address, store, governed_agent(), interceptors=[counts]) as threads,
+        open_threads(
+            server.address, store, build_governed_agent(), interceptors=[counts]
+        ) as threads,
         threads.worker(),
     ):
-        async with governed(threads) as client:
+        async with open_role_client(threads) as client:
 
             async def refresh(path: str) -> str:
                 answer = await client.get(path, headers={"Accept": "text/html"})
@@ -220,7 +228,7 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
                 threads.client, thread_id, lambda seen: seen.pending == 1, seconds_max=90
             )
             assert counts.queries == 0
-            await until_text(lambda: refresh("/fragments/approvals"), thread_id)
+            await poll_for_text(lambda: refresh("/fragments/approvals"), thread_id)
             assert "Pending approvals" in await refresh(thread)
             asked = counts.queries
             for _ in range(3):
@@ -228,11 +236,11 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
                 assert thread_id in await refresh("/fragments/approvals")
             assert counts.queries == asked
             await ThreadHandle(threads.client, thread_id).pause(by="ann")
-            await until_text(lambda: refresh(thread), "paused")
+            await poll_for_text(lambda: refresh(thread), "paused")
             assert counts.queries > asked
 
 
-async def until_text(get: Callable[[], Awaitable[str]], text: str) -> None:
+async def poll_for_text(get: Callable[[], Awaitable[str]], text: str) -> None:
     deadline = time.monotonic() + 90
     while text not in (found := await get()):
         assert time.monotonic() < deadline, found
@@ -246,17 +254,17 @@ async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_kno
     async with open_threads(server.address, store, reading_agent(12, policy=policy)) as threads:
         async with threads.worker():
             await threads.send(thread_id, "read")
-            status = await threads.answered(thread_id, 1)
+            status = await threads.wait_for_answers(thread_id, 1)
         assert status.counters.runs > 1
-        async with governed(threads) as client:
-            found = await shown(client, f"/threads/{thread_id}")
+        async with open_role_client(threads) as client:
+            found = await get_json(client, f"/threads/{thread_id}")
             assert found["status"] is None
             assert "worker" in found["unavailable"]
             assert found["row"]["thread_id"] == thread_id
             assert found["last_seq"] > 0  # As of the last roll.
-            page = await shown(client, f"/threads/{thread_id}/entries")
+            page = await get_json(client, f"/threads/{thread_id}/entries")
             assert page["entries"][-1]["seq"] == found["last_seq"]
-            grown = await shown(client, f"/threads/{thread_id}/series")
+            grown = await get_json(client, f"/threads/{thread_id}/series")
             assert grown["entries"] == found["last_seq"]
             assert grown["points"]
 
@@ -269,13 +277,13 @@ async def test_the_list_has_one_row_for_each_thread_and_queries_none(
     async with open_threads(server.address, store, reading_agent(12, policy=policy)) as threads:
         async with threads.worker():
             await threads.send(thread_id, "read")
-            assert (await threads.answered(thread_id, 1)).counters.runs > 1
+            assert (await threads.wait_for_answers(thread_id, 1)).counters.runs > 1
             await ThreadHandle(threads.client, thread_id).stop(reason="done")
             await threads.client.get_workflow_handle(thread_id).result()
         # From here on there is nobody who could be asked.
-        async with governed(threads, Role.VIEWER) as client:
-            page = await until(
-                lambda: shown(client, f"/threads?text={thread_id.upper()}"),
+        async with open_role_client(threads, Role.VIEWER) as client:
+            page = await poll_until(
+                lambda: get_json(client, f"/threads?text={thread_id.upper()}"),
                 lambda page: [each["status"] for each in page["rows"]] == ["stopped"],
             )
             [row] = page["rows"]
@@ -284,7 +292,7 @@ async def test_the_list_has_one_row_for_each_thread_and_queries_none(
             etag = (await client.get("/api/v1/threads")).headers["etag"]
             same = await client.get("/api/v1/threads", headers={"if-none-match": etag})
             assert same.status_code == 304
-            fleet = await shown(client, "/fleet")
+            fleet = await get_json(client, "/fleet")
             assert fleet["threads"] >= 1
             assert fleet["saved_bytes"] >= 0
 
@@ -293,7 +301,7 @@ async def test_the_list_has_one_row_for_each_thread_and_queries_none(
 async def test_an_unknown_thread_is_a_404(
     server: TemporalServer, store: BlobStore, path: str
 ) -> None:
-    async with open_threads(server.address, store) as threads, governed(threads) as client:
+    async with open_threads(server.address, store) as threads, open_role_client(threads) as client:
         answer = await client.get(f"/api/v1/threads/nobody{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "ThreadNotFound"

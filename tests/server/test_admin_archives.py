@@ -11,8 +11,8 @@ from everlong.embedded import TemporalServer
 from everlong.errors import ThreadNotFound
 from everlong.queries import LIBRARY
 from everlong.storage import BlobStore
-from tests.server.test_admin_api import done, governed, shown
-from tests.support.dashboard import until
+from tests.server.test_admin_api import get_json, open_role_client, run_action
+from tests.support.dashboard import wait_until
 from tests.support.scripted_agents import reading_agent
 from tests.support.threads import open_threads
 
@@ -21,19 +21,19 @@ async def test_a_thread_deleted_during_a_request_is_read_from_its_archive(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_threads(server.address, store, reading_agent(3)) as threads:
-        async with threads.worker(), governed(threads) as client:
+        async with threads.worker(), open_role_client(threads) as client:
             await threads.send(thread_id, "read")
-            await threads.answered(thread_id, 1)
-            await done(client, f"/threads/{thread_id}/archive")
+            await threads.wait_for_answers(thread_id, 1)
+            await run_action(client, f"/threads/{thread_id}/archive")
 
             async def gone(*_: object) -> None:
                 raise ThreadNotFound("its history was deleted a moment ago")
 
             # It was still there to be described.
             monkeypatch.setattr(lookup, "read_status", gone)
-            found = await shown(client, f"/threads/{thread_id}")
+            found = await get_json(client, f"/threads/{thread_id}")
             assert found["is_gone"]
-            assert (await shown(client, f"/threads/{thread_id}/series"))["points"]
+            assert (await get_json(client, f"/threads/{thread_id}/series"))["points"]
 
 
 @pytest.mark.guarantee(110)
@@ -43,44 +43,48 @@ async def test_a_forgotten_thread_is_read_from_its_archive_by_every_route(
     place = f"/threads/{thread_id}"
     paths = ("entries", "entries/3", "at/4", "diff?first=3&last=5", "series")
     async with open_threads(server.address, store, reading_agent(3)) as threads:
-        async with threads.worker(), governed(threads) as client:
+        async with threads.worker(), open_role_client(threads) as client:
             await threads.send(thread_id, "read")
-            await threads.answered(thread_id, 1)
-            kept = await done(client, f"{place}/archive", reason="each week")
+            await threads.wait_for_answers(thread_id, 1)
+            kept = await run_action(client, f"{place}/archive", reason="each week")
             assert (kept["state"], kept["archived"]["is_new"]) == ("done", True)
             plan = {"action": "archive", "arguments": {"then": "free"}}
-            preview = await done(client, f"{place}/preview", **plan)
+            preview = await run_action(client, f"{place}/preview", **plan)
             # As large as the last one, about. Of so short a thread that is more than its packs.
             last_bytes = kept["archived"]["manifest"]["size_bytes"]
             assert last_bytes <= preview["after_bytes"] < 2 * last_bytes
             assert preview["before_bytes"] > 0
             assert preview["confirm"] == thread_id
-            freed = await done(client, f"{place}/archive", then="free", reason="over")
+            freed = await run_action(client, f"{place}/archive", then="free", reason="over")
             assert freed["archived"]["runs_deleted"] == 1
-            before = {each: await _or_nothing(client, f"{place}/{each}") for each in paths}
-            await until(lambda: _is_gone(threads, thread_id), 60)
-            found = await shown(client, place)
+            before = {each: await _get_or_none(client, f"{place}/{each}") for each in paths}
+            await wait_until(lambda: _is_gone(threads, thread_id), 60)
+            found = await get_json(client, place)
             assert found["is_gone"]
             assert found["row"]["status"] == "archived"
             assert found["archive"] == freed["archived"]["manifest"]["archive_id"]
             for path in paths:
-                now = await shown(client, f"{place}/{path}")
+                now = await get_json(client, f"{place}/{path}")
                 # Entries of an archive have their bodies elsewhere.
-                assert before[path] is None or _told(before[path]) == _told(now), path
-            entries = (await shown(client, f"{place}/entries"))["entries"]
+                assert before[path] is None or _drop_entries(before[path]) == _drop_entries(now), (
+                    path
+                )
+            entries = (await get_json(client, f"{place}/entries"))["entries"]
             assert "stop by Admin: over" in entries[-1]["summary"]
             assert all(each["summary"] for each in entries)
             whole = await client.get(f"/api/v1{place}/entries/3/whole")
-            assert whole.text == (await shown(client, f"{place}/entries/3"))["text"]
-            listed = (await shown(client, "/archives"))["archives"]
+            assert whole.text == (await get_json(client, f"{place}/entries/3"))["text"]
+            listed = (await get_json(client, "/archives"))["archives"]
             assert thread_id in {each["thread_id"] for each in listed}
-            assert len((await shown(client, f"{place}/archives"))["archives"]) == 2
-            await done(client, f"{place}/revive", new_id=f"{thread_id}-2", seq=4, reason="again")
+            assert len((await get_json(client, f"{place}/archives"))["archives"]) == 2
+            await run_action(
+                client, f"{place}/revive", new_id=f"{thread_id}-2", seq=4, reason="again"
+            )
             taken = await client.post(f"/api/v1{place}/revive", json={"new_id": f"{thread_id}-2"})
             assert taken.status_code == 409
-            revived = (await shown(client, f"/threads/{thread_id}-2/entries"))["entries"]
+            revived = (await get_json(client, f"/threads/{thread_id}-2/entries"))["entries"]
             assert (len(revived), revived[-1]["by"]) == (5, "Admin")
-            rows = await done(
+            rows = await run_action(
                 client,
                 "/query",
                 sql=f"select count(*) from entries where thread_id = '{thread_id}'",
@@ -89,7 +93,7 @@ async def test_a_forgotten_thread_is_read_from_its_archive_by_every_route(
             assert rows["rows"] == [[len(entries)]]
 
 
-def _told(found: dict[str, Any]) -> dict[str, Any]:
+def _drop_entries(found: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "entries"}
 
 
@@ -101,7 +105,7 @@ async def _is_gone(threads: Any, thread_id: str) -> bool:
     return False
 
 
-async def _or_nothing(client: Any, path: str) -> Any:
+async def _get_or_none(client: Any, path: str) -> Any:
     answer = await client.get(f"/api/v1{path}")
     return answer.json() if answer.status_code == 200 else None
 
@@ -110,30 +114,30 @@ async def test_a_sweep_is_a_job_that_the_fleet_page_shows(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(2)) as threads:
-        async with threads.worker(), governed(threads) as client:
+        async with threads.worker(), open_role_client(threads) as client:
             await threads.send(thread_id, "read")
-            await threads.answered(thread_id, 1)
+            await threads.wait_for_answers(thread_id, 1)
 
             async def swept(**body: object) -> Any:
                 job = await done_or_later(client, body)
 
                 async def is_over() -> bool:
-                    return bool((await shown(client, f"/jobs/{job}"))["state"] != "running")
+                    return bool((await get_json(client, f"/jobs/{job}"))["state"] != "running")
 
-                await until(is_over, 120)
-                return await shown(client, f"/jobs/{job}")
+                await wait_until(is_over, 120)
+                return await get_json(client, f"/jobs/{job}")
 
             tried = await swept()
             assert (tried["state"], tried["swept"]["dry_run"]) == ("done", True)
-            assert (await shown(client, "/fleet"))["last_sweep"] is None
+            assert (await get_json(client, "/fleet"))["last_sweep"] is None
             real = await swept(dry_run=False)
             assert real["swept"]["reachable"]["objects"] > 0
-            assert (await shown(client, "/fleet"))["last_sweep"]["id"] == real["swept"]["id"]
-            state = await shown(client, "/sweep")
+            assert (await get_json(client, "/fleet"))["last_sweep"]["id"] == real["swept"]["id"]
+            state = await get_json(client, "/sweep")
             assert (state["last"]["id"], state["job"]) == (real["swept"]["id"], None)
             listed = await client.get("/api/v1/jobs")
             assert [each["id"] for each in listed.json()] == [real["id"], tried["id"]]
-        async with governed(threads, Role.VIEWER) as viewer:
+        async with open_role_client(threads, Role.VIEWER) as viewer:
             assert (await viewer.post("/api/v1/sweep", json={})).status_code == 403
 
 
@@ -144,12 +148,14 @@ async def done_or_later(client: Any, body: dict[str, object]) -> str:
 
 
 async def test_an_invalid_query_is_refused(server: TemporalServer, store: BlobStore) -> None:
-    async with open_threads(server.address, store) as threads, governed(threads) as client:
+    async with open_threads(server.address, store) as threads, open_role_client(threads) as client:
         for sql in ("drop table entries", "select * from '/etc/passwd'", "select 1; select 2"):
             answer = await client.post("/api/v1/query", json={"sql": sql})
             assert answer.status_code == 422, sql
             assert answer.json()["error"]["type"] == "QueryRefused"
-        odd = await done(client, "/query", sql="select 'nan'::double as n, repeat('x', 99999) as t")
+        odd = await run_action(
+            client, "/query", sql="select 'nan'::double as n, repeat('x', 99999) as t"
+        )
         [[number, text]] = odd["rows"]
         assert (number, len(text)) == ("nan", 16 * 1024)
         assert odd["left_out"]

@@ -32,7 +32,7 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 THREAD = "fuzzed"
 
 
-def asking_agent() -> Agent:
+def build_asking_agent() -> Agent:
     """Asks for approval in each turn, so that there is something of every kind."""
 
     @tool(needs_approval=True)
@@ -56,7 +56,7 @@ async def test_no_valid_or_invalid_request_gets_a_5xx(
     found = load_settings({"EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_TASK_QUEUE": queue})
     port = find_free_port()
     store = open_store(build_store_url(tmp_path))
-    async with open_threads(server.address, store, asking_agent()) as threads:
+    async with open_threads(server.address, store, build_asking_agent()) as threads:
         threads.task_queue = queue
         with start_codec_server(point_to_embedded(found, server.address), port, 8233) as admin:
             async with threads.worker():

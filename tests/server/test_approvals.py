@@ -98,10 +98,10 @@ async def test_others_run_meanwhile_and_an_approved_call_starts_while_they_run(
         approvals = await thread.pending(2)
         await asyncio.wait_for(shop.waiting.wait(), 90)
         await thread.decide(approvals[1].id)
-        await thread.until(lambda status: status.counters.tool_calls == 1)
+        await thread.wait_until(lambda status: status.counters.tool_calls == 1)
         assert shop.paid == [2]  # The first call is still running, the second undecided.
         await thread.decide(approvals[0].id)
-        await thread.until(lambda status: status.counters.tool_calls == 2)
+        await thread.wait_until(lambda status: status.counters.tool_calls == 2)
         shop.gate.set()
         # Whatever order they were decided and run in, results are in call order.
         assert await thread.answer() == "waited | paid 1 | paid 2"
@@ -155,7 +155,7 @@ async def test_a_stopping_thread_refuses_decisions_and_completes_its_journal(
         [approval] = await thread.pending()
         await asyncio.wait_for(shop.waiting.wait(), 90)
         await thread.handle.signal("stop")
-        await thread.is_("stopping")
+        await thread.wait_for_status("stopping")
         with pytest.raises(WorkflowUpdateFailedError) as raised:
             await thread.decide(approval.id)
         assert "stopping" in str(raised.value.cause)
@@ -271,7 +271,7 @@ async def test_approvals_cross_rolls_and_are_requested_once(drive: Drive) -> Non
         await roll_while_waiting(thread, 3)
         assert await thread.pending(2) == before
         await thread.decide(before[1].id)
-        await thread.until(lambda status: status.counters.tool_calls == 1)
+        await thread.wait_until(lambda status: status.counters.tool_calls == 1)
         await roll_while_waiting(thread, (await thread.status()).counters.runs + 1)
         with pytest.raises(WorkflowUpdateFailedError) as raised:
             await thread.decide(before[1].id)
@@ -361,7 +361,7 @@ async def test_a_rule_decides_which_calls_need_approval(drive: Drive) -> None:
         await thread.send()
         approvals = await thread.pending(2)  # A rule that fails asks; bad arguments do not.
         assert [each.arguments for each in approvals] == ['{"euros": 50}', '{"euros": 666}']
-        await thread.until(lambda status: status.counters.tool_calls == 2)
+        await thread.wait_until(lambda status: status.counters.tool_calls == 2)
         for approval in approvals:
             await thread.decide(approval.id)
         first, *others, refused = (await thread.answer()).split(" | ")
@@ -383,6 +383,6 @@ async def test_the_most_denials_at_full_length_fit_the_state(drive: Drive) -> No
                 for each in approvals
             )
         )
-        await thread.answered(1)
+        await thread.wait_for_answers(1)
         assert shop.paid == []
         assert len(await thread.data(Kind.DECIDED)) == limits.TOOL_CALLS_MAX

@@ -36,7 +36,7 @@ from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore, thread_prefix
 from everlong.telemetry import Telemetry
 from tests.server.test_cli_threads import open_cli
-from tests.support.governed_agent import governed
+from tests.support.governed_agent import build_governed_agent
 from tests.support.threads import Threads, open_threads
 
 LONG = "long " * 20_000
@@ -44,14 +44,17 @@ LONG = "long " * 20_000
 
 @pytest.fixture
 async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
-    agents = (governed(), governed(Policy(steps_max=1, on_limit="archive"), name="brief"))
+    agents = (
+        build_governed_agent(),
+        build_governed_agent(Policy(steps_max=1, on_limit="archive"), name="brief"),
+    )
     async with open_threads(server.address, store, *agents) as opened, opened.worker():
         yield opened
 
 
 async def say(threads: Threads, thread_id: str, *texts: str, agent: str = "ops") -> None:
     for text in texts:
-        await threads.answered(thread_id, await threads.send(thread_id, text, agent=agent))
+        await threads.wait_for_answers(thread_id, await threads.send(thread_id, text, agent=agent))
 
 
 async def is_running(threads: Threads, thread_id: str) -> bool:
@@ -199,12 +202,12 @@ async def test_histories_stay_if_the_archive_cannot_be_written(
     assert done.runs_deleted >= 1
 
 
-class Killed(Exception):
+class Kill(Exception):
     """Stands for the end of the process."""
 
 
-async def killed(*_arguments: object, **_options: object) -> None:
-    raise Killed
+async def kill(*_arguments: object, **_options: object) -> None:
+    raise Kill
 
 
 @pytest.mark.guarantee(99)
@@ -214,8 +217,8 @@ async def test_a_repeat_repairs_a_kill_between_manifest_and_note(
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
     with monkeypatch.context() as patched:
-        patched.setattr(archives, "_record_archive", killed)
-        with pytest.raises(Killed):
+        patched.setattr(archives, "_record_archive", kill)
+        with pytest.raises(Kill):
             await archive(client, packs, thread_id, by="ann", reason="move")
     [listed] = (await list_archives(client, packs, thread_id=thread_id)).archives
     done = await archive(client, packs, thread_id, by="ann", reason="move")
@@ -244,8 +247,8 @@ async def test_a_repeat_repairs_a_kill_at_any_step_of_freeing(
     ]
     for module, name, listed in steps:
         with monkeypatch.context() as patched:
-            patched.setattr(module, name, killed if name != "dump" else killed_at_once)
-            with pytest.raises(Killed):
+            patched.setattr(module, name, kill if name != "dump" else killed_at_once)
+            with pytest.raises(Kill):
                 await archive(client, packs, thread_id, then="free", by="ann")
         page = await list_archives(client, packs, thread_id=thread_id)
         assert len(page.archives) == listed, name
@@ -258,7 +261,7 @@ async def test_a_repeat_repairs_a_kill_at_any_step_of_freeing(
 
 
 def killed_at_once(*_arguments: object) -> None:
-    raise Killed
+    raise Kill
 
 
 @pytest.mark.guarantee(99)

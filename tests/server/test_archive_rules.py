@@ -26,19 +26,19 @@ from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.server.test_archive import forget, is_running, say
 from tests.server.test_time_travel import reset_to_first_answer
-from tests.support.governed_agent import governed
-from tests.support.sample_payloads import flipped
+from tests.support.governed_agent import build_governed_agent
+from tests.support.sample_payloads import flip_bit
 from tests.support.threads import Threads, open_threads
 
 
 @pytest.fixture
 async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
     agents = (
-        governed(),
-        governed(Policy(steps_max=1, on_limit="archive"), name="brief"),
+        build_governed_agent(),
+        build_governed_agent(Policy(steps_max=1, on_limit="archive"), name="brief"),
         # What is queued outlives the run: its tail is journalled, and its inbox is not.
-        governed(Policy(idle_seconds=1), name="idle"),
-        governed(Policy(compact_to_bytes=4 * 1024), name="short"),
+        build_governed_agent(Policy(idle_seconds=1), name="idle"),
+        build_governed_agent(Policy(compact_to_bytes=4 * 1024), name="short"),
     )
     async with open_threads(server.address, store, *agents) as opened, opened.worker():
         yield opened
@@ -55,7 +55,7 @@ def has_rolled(status: ThreadStatus) -> bool:
     return status.counters.runs > 1 and status.tail_entries == 0
 
 
-async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
+async def wait_until(is_so: Callable[[], Awaitable[bool]]) -> None:
     """Wait for visibility, which lags a little."""
     deadline = time.monotonic() + 90
     while not await is_so():
@@ -117,14 +117,14 @@ async def test_a_thread_terminated_between_turns_is_freed(threads: Threads, thre
     assert (done.left_out, done.runs_deleted, done.manifest.status) == (0, 1, "terminated")
 
 
-async def brief(threads: Threads, thread_id: str) -> None:
+async def start_brief_thread(threads: Threads, thread_id: str) -> None:
     """A thread that a limit ends to be archived, after one answer."""
     await say(threads, thread_id, "hello", agent="brief")
     await threads.send(thread_id, "and more", agent="brief")
     await wait_for(threads, thread_id, lambda status: status.status == "archived")
 
 
-async def due(threads: Threads, packs: PackStore, thread_id: str) -> bool:
+async def archive_due_threads(threads: Threads, packs: PackStore, thread_id: str) -> bool:
     found = await archive_due(threads.client, packs, count_max=1000)
     assert not [each for each in found.failed if each.startswith(thread_id)]
     return any(each.thread_id == thread_id for each in found.archived)
@@ -135,21 +135,21 @@ async def test_a_reset_thread_continues_and_its_second_end_is_due_too(
     threads: Threads, thread_id: str
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
-    await brief(threads, thread_id)
-    await eventually(lambda: due(threads, packs, thread_id))
+    await start_brief_thread(threads, thread_id)
+    await wait_until(lambda: archive_due_threads(threads, packs, thread_id))
     await reset_to_first_answer(threads, thread_id)
     # Its first end is listed still, and nobody has asked to end it again.
-    assert not await due(threads, packs, thread_id)
+    assert not await archive_due_threads(threads, packs, thread_id)
     assert await is_running(threads, thread_id)
     await ThreadHandle(client, thread_id).configure({"steps_max": 2})
     await say(threads, thread_id, "other", agent="brief")
     await threads.send(thread_id, "and more", agent="brief")
     await wait_for(threads, thread_id, lambda status: status.status == "archived")
-    await eventually(lambda: due(threads, packs, thread_id))
+    await wait_until(lambda: archive_due_threads(threads, packs, thread_id))
     newest = await manifests.load_newest(packs, thread_key(client.namespace, thread_id))
     assert newest is not None
     assert newest.entries == len(await read_journal(client, packs, thread_id))
-    assert not await due(threads, packs, thread_id)
+    assert not await archive_due_threads(threads, packs, thread_id)
 
 
 async def test_an_archive_sealed_with_a_lost_key_is_rewritten_and_blocks_no_other(
@@ -158,7 +158,7 @@ async def test_an_archive_sealed_with_a_lost_key_is_rewritten_and_blocks_no_othe
     packs, client = PackStore(threads.store), threads.client
     ids = [f"{thread_id}-{each}" for each in ("b", "a")]  # The newest is listed first.
     for each in ids:
-        await brief(threads, each)
+        await start_brief_thread(threads, each)
     first = await archive(client, packs, ids[1])
     read = manifests.read
 
@@ -176,7 +176,7 @@ async def test_an_archive_sealed_with_a_lost_key_is_rewritten_and_blocks_no_othe
             found = await manifests.list_ids(packs.store, thread)
             return bool(found) and found[-1] != first.manifest.archive_id
 
-        await eventually(is_archived)
+        await wait_until(is_archived)
 
 
 async def test_no_thread_starts_under_an_archived_id(
@@ -206,7 +206,7 @@ async def test_a_damaged_archive_is_not_revived(
     manifest = (await archive(client, packs, thread_id, then="close")).manifest
     data = await threads.store.get(manifest.file_key)
     await threads.store.delete([manifest.file_key])
-    await threads.store.put(manifest.file_key, flipped(data, 0))
+    await threads.store.put(manifest.file_key, flip_bit(data, 0))
     new_id = f"{thread_id}-2"
     with pytest.raises(BlobCorrupt, match="its bytes differ from those that were written"):
         await revive(client, packs, thread_id, new_id, task_queue=threads.task_queue)
@@ -226,7 +226,7 @@ async def test_an_unreadable_manifest_is_named_and_blocks_nothing(
     again = await archive(client, packs, thread_id)
     assert (again.is_new, again.manifest) == (False, done.manifest)
     assert [each.partition(":")[0] for each in again.passed_over] == [name]
-    assert not await due(threads, packs, thread_id)
+    assert not await archive_due_threads(threads, packs, thread_id)
     found = await load_overview(client, packs, thread_id)
     assert found.archive == done.manifest.archive_id
     assert name in found.unreadable_archives[0]
@@ -265,7 +265,7 @@ async def test_a_dry_run_counts_all_runs_that_would_be_deleted(
         plan = await plan_archive(client, packs, thread_id, "free")
         return plan.runs_deleted == 2
 
-    await eventually(is_counted)
+    await wait_until(is_counted)
     assert (await archive(client, packs, thread_id, then="free")).runs_deleted == 2
 
 

@@ -26,9 +26,9 @@ from everlong.models import SEND_UPDATE, SendMessage, TurnEnd
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.workflows import AgentWorkflow
-from tests.server.test_ask import asked, until_pending
-from tests.server.test_diagnosis import Counting
-from tests.support.governed_agent import governed
+from tests.server.test_ask import ask_ops, wait_until_pending
+from tests.server.test_diagnosis import CallCounter
+from tests.support.governed_agent import build_governed_agent
 from tests.support.scripted_agents import pages_answer, reading_agent
 from tests.support.threads import Threads, open_threads
 
@@ -44,13 +44,16 @@ async def updates(client: Client, thread_id: str) -> tuple[int, int]:
 
 
 @contextlib.asynccontextmanager
-async def waiting(
+async def open_waiting_caller(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> AsyncIterator[tuple[Threads, "asyncio.Task[str]"]]:
     """A caller that waits by its update, because the thread waits for a person."""
-    async with open_threads(server.address, store, governed()) as threads, threads.worker():
-        asking = asyncio.create_task(asked(threads, thread_id, "restart api"))
-        await until_pending(threads, thread_id)
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as threads,
+        threads.worker(),
+    ):
+        asking = asyncio.create_task(ask_ops(threads, thread_id, "restart api"))
+        await wait_until_pending(threads, thread_id)
         assert await updates(threads.client, thread_id) == (1, 0)
         yield threads, asking
 
@@ -81,9 +84,9 @@ async def test_waiting_for_a_turn_of_ten_steps_takes_a_few_requests(
         open_threads(server.address, store, reading_agent(10)) as threads,
         threads.worker(),
     ):
-        counting = Counting(threads.client.workflow_service)
+        counting = CallCounter(threads.client.workflow_service)
         monkeypatch.setattr(Client, "workflow_service", counting)
-        assert await asked(threads, thread_id, "read") == pages_answer(10)
+        assert await ask_ops(threads, thread_id, "read") == pages_answer(10)
         monkeypatch.undo()
         made = collections.Counter(counting.calls)
         # A slow machine may take a second poll, and 3 s for a turn, after which it is diagnosed.
@@ -99,9 +102,9 @@ async def test_waiting_for_a_turn_of_ten_steps_takes_a_few_requests(
 async def test_many_callers_of_one_thread_do_not_block_decisions(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with waiting(server, store, thread_id) as (threads, asking):
+    async with open_waiting_caller(server, store, thread_id) as (threads, asking):
         more = [
-            asyncio.create_task(asked(threads, thread_id, f"hello {number}"))
+            asyncio.create_task(ask_ops(threads, thread_id, f"hello {number}"))
             for number in range(11)
         ]
         async with asyncio.timeout(60):
@@ -117,7 +120,7 @@ async def test_many_callers_of_one_thread_do_not_block_decisions(
 async def test_a_pause_ends_the_wait_after_the_step(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with waiting(server, store, thread_id) as (threads, asking):
+    async with open_waiting_caller(server, store, thread_id) as (threads, asking):
         await ThreadHandle(threads.client, thread_id).pause(by="ann", reason="lunch")
         with pytest.raises(ThreadPaused, match=r"by ann: lunch.*Message 1 stays queued"):
             await asking
@@ -127,7 +130,7 @@ async def test_a_pause_ends_the_wait_after_the_step(
 async def test_a_cancelled_thread_completes_the_update_and_replays(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with waiting(server, store, thread_id) as (threads, asking):
+    async with open_waiting_caller(server, store, thread_id) as (threads, asking):
         handle = threads.client.get_workflow_handle(thread_id)
         await handle.cancel()
         with pytest.raises(NotAnswered, match="has ended before that: canceled"):
@@ -142,7 +145,7 @@ async def test_a_cancelled_thread_completes_the_update_and_replays(
 async def test_a_terminated_thread_is_reported_though_its_update_is_lost(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with waiting(server, store, thread_id) as (threads, asking):
+    async with open_waiting_caller(server, store, thread_id) as (threads, asking):
         await threads.client.get_workflow_handle(thread_id).terminate("test")
         async with asyncio.timeout(10):
             with pytest.raises(NotAnswered, match="has ended before that: terminated"):
@@ -152,7 +155,7 @@ async def test_a_terminated_thread_is_reported_though_its_update_is_lost(
 async def test_a_thread_that_is_deleted_is_not_started_again(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with waiting(server, store, thread_id) as (threads, asking):
+    async with open_waiting_caller(server, store, thread_id) as (threads, asking):
         execution = WorkflowExecution(workflow_id=thread_id)
         await threads.client.workflow_service.delete_workflow_execution(
             DeleteWorkflowExecutionRequest(
@@ -171,9 +174,9 @@ async def test_a_thread_that_is_deleted_is_not_started_again(
 async def test_a_wait_follows_a_reset_thread_that_keeps_one_message(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with waiting(server, store, thread_id) as (threads, asking):
+    async with open_waiting_caller(server, store, thread_id) as (threads, asking):
         await reset(threads.client, thread_id)
-        await until_pending(threads, thread_id)
+        await wait_until_pending(threads, thread_id)
         await approve(threads, thread_id)
         assert await asking == "api is up"
         status = await read_status(threads.client, thread_id)
@@ -188,7 +191,7 @@ async def test_a_worker_without_a_cache_completes_the_update(
         open_threads(server.address, store, agent) as threads,
         threads.worker(max_cached_workflows=0),
     ):
-        assert await asked(threads, thread_id, "read") == pages_answer(4)
+        assert await ask_ops(threads, thread_id, "read") == pages_answer(4)
         assert await updates(threads.client, thread_id) == (1, 1)
 
 
@@ -197,7 +200,7 @@ async def test_a_roll_completes_updates_that_wait_for_later_turns(
 ) -> None:
     agent = reading_agent(3, policy=Policy(run_events_max=50))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        answers = await asyncio.gather(*(asked(threads, thread_id, f"r {n}") for n in range(4)))
+        answers = await asyncio.gather(*(ask_ops(threads, thread_id, f"r {n}") for n in range(4)))
         assert set(answers) == {pages_answer(3)}
         status = await read_status(threads.client, thread_id)
         assert (status.counters.messages, status.counters.answered) == (4, 4)
@@ -207,7 +210,10 @@ async def test_a_roll_completes_updates_that_wait_for_later_turns(
 async def test_a_refusal_reaches_the_caller(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as threads,
+        threads.worker(),
+    ):
         await threads.send(thread_id, "hello")
         with pytest.raises(MessageRefused, match="this thread runs agent 'ops', not 'other'"):
             await ask(
@@ -223,7 +229,7 @@ async def test_a_refusal_reaches_the_caller(
 async def test_messages_are_counted_before_their_updates_complete(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with waiting(server, store, thread_id) as (threads, asking):
+    async with open_waiting_caller(server, store, thread_id) as (threads, asking):
         assert await threads.send(thread_id, "hello") == 2
         handle = threads.client.get_workflow_handle(thread_id)
         again = await handle.start_update(

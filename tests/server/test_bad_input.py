@@ -30,7 +30,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong.workflows.thread._MODEL", twice)
 
 
-def answering(script: Callable[[str], Reply]) -> Agent:
+def build_answering_agent(script: Callable[[str], Reply]) -> Agent:
     """Replies to a message by a script, and to results with what they say."""
 
     def replying(turn: Sequence[Message]) -> Reply:
@@ -49,7 +49,7 @@ def echo(text: str = "") -> str:
 async def is_usable(thread: DrivenThread) -> None:
     """A thread that has been through this still answers."""
     number = await thread.send("say hello")
-    await thread.answered(number)
+    await thread.wait_for_answers(number)
     assert (await thread.status()).status == "waiting"
 
 
@@ -168,7 +168,7 @@ async def test_an_unusable_reply_ends_the_turn_with_a_reason(
     drive: Drive, impatient: None, what: str
 ) -> None:
     reply, reason = BAD_REPLIES[what]
-    agent = answering(lambda text: reply() if text == "go" else Reply(text="hello"))
+    agent = build_answering_agent(lambda text: reply() if text == "go" else Reply(text="hello"))
     async with drive([agent]) as thread:
         assert reason in await thread.ask()
         assert reason in (await thread.status()).last_failure
@@ -304,7 +304,7 @@ async def test_an_unread_message_in_another_store_leaves_the_journal_readable(
     async with drive([ECHO]) as thread:
         await thread.ask("first")
         await thread.handle.signal("pause")
-        await thread.is_("paused")
+        await thread.wait_for_status("paused")
         await send_from_elsewhere(thread)
         await thread.stop()
         said = [message.text for message in (await thread.messages()).values()]

@@ -26,7 +26,7 @@ from everlong.models import Entry, SegmentRef
 from everlong.storage import open_store
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
-from tests.support.governed_agent import governed
+from tests.support.governed_agent import build_governed_agent
 from tests.support.threads import Threads, open_threads
 
 
@@ -59,7 +59,7 @@ class Cli:
 @contextlib.asynccontextmanager
 async def open_cli(server: TemporalServer, tmp_path: Path) -> AsyncIterator[Cli]:
     url = (tmp_path / "blobs").as_uri()
-    async with open_threads(server.address, open_store(url), governed()) as threads:
+    async with open_threads(server.address, open_store(url), build_governed_agent()) as threads:
         env = {
             "TEMPORAL_CONFIG_FILE": os.devnull,
             "TEMPORAL_ADDRESS": server.address,
@@ -87,7 +87,7 @@ async def test_the_cli_sends_messages_and_shows_the_thread(
         long_text = b"a log " + b"0123456789\n" * 20_000 + b"\xff"
         queued = await cli("send", thread_id, "-", "--no-wait", stdin=long_text)
         assert queued == f"message 2 is queued on thread {thread_id}\n"
-        await cli.threads.answered(thread_id, 2)
+        await cli.threads.wait_for_answers(thread_id, 2)
         shown = await cli("show", thread_id)
         for text in ("waiting", "2 of 2 answered", "2 model calls", "tokens", "0.02 USD", "KiB"):
             assert text in shown
@@ -172,13 +172,13 @@ async def test_the_cli_approves_and_denies(
         assert getpass.getuser() in told
         approved = await cli("approve", thread_id, name, "--by", "ann", "--reason", "drained")
         assert approved == f"{name} on thread {thread_id} is approved, by ann\n"
-        await cli.threads.answered(thread_id, 1)
+        await cli.threads.wait_for_answers(thread_id, 1)
         assert await cli("approvals", thread_id) == "no tool call waits for approval\n"
         assert f"{name} approved by ann: drained" in await cli("journal", thread_id)
         await cli("send", thread_id, "restart db", "--no-wait")
         denied = await pending_id(cli, thread_id)
         await cli("deny", thread_id, denied, "--by", "bob", "--reason", "not now")
-        await cli.threads.answered(thread_id, 2)
+        await cli.threads.wait_for_answers(thread_id, 2)
         assert "denied by bob: not now" in await cli("journal", thread_id)
 
 
@@ -199,7 +199,7 @@ async def test_the_cli_limits_pauses_compacts_and_stops(
         assert "by ann: wait" in told
         assert "by ann: wait" in await cli("show", thread_id)
         assert "continues" in await cli("unpause", thread_id)
-        await cli.threads.answered(thread_id, 2)
+        await cli.threads.wait_for_answers(thread_id, 2)
         assert "will compact" in await cli("compact", thread_id)
         assert "will stop" in await cli("stop", thread_id, "--reason", "done")
         await cli.threads.client.get_workflow_handle(thread_id).result()
@@ -268,7 +268,7 @@ async def test_runs_are_paged_from_the_newest_to_the_first(
         await cli.threads.start(thread_id, Policy(run_events_max=50))
         while (await read_status(cli.threads.client, thread_id)).counters.runs < 3:
             number = await cli.threads.send(thread_id, "hello")
-            await cli.threads.answered(thread_id, number)
+            await cli.threads.wait_for_answers(thread_id, number)
         every = await cli.json("runs", thread_id)
         seen: list[str] = []
         page = await cli.json("runs", thread_id, "--limit", "1")

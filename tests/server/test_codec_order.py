@@ -23,9 +23,9 @@ from everlong.models import SweepOptions
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry.spans import RESUME
-from tests.support.loop_workflows import ListLoop, Loop, expected, next_result
+from tests.support.loop_workflows import ListLoop, Loop, compute_expected, next_result
 from tests.support.namespaces import AT_ONCE, new_namespace
-from tests.support.payload_workflows import encodings_in
+from tests.support.payload_workflows import list_encodings
 from tests.support.sample_payloads import KEY_1
 from tests.support.scripted_agents import pages_answer, reading_agent
 from tests.support.team_codecs import ENCRYPTED, Cipher, Marking
@@ -38,7 +38,7 @@ def with_codec(codec: PayloadCodec | None) -> DataConverter:
     return dataclasses.replace(DataConverter.default, payload_codec=codec)
 
 
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+def list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         each.message
         for each in caplog.records
@@ -62,7 +62,7 @@ async def loop_bytes(
         found = await client.execute_workflow(
             ListLoop.run, LOOP, id=f"{task_queue}-{type(codec).__name__}", task_queue=task_queue
         )
-    assert found == expected(LOOP)
+    assert found == compute_expected(LOOP)
     return sum([info.size_bytes async for info in store.list("")])
 
 
@@ -70,11 +70,11 @@ async def test_twelve_steps_cost_what_is_new_unless_another_codec_encrypts_first
     server: TemporalServer, thread_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = await loop_bytes(server, thread_id, None, keys=KEYS)
-    assert not warnings_in(caplog)
+    assert not list_warnings(caplog)
     marked = await loop_bytes(server, f"{thread_id}-m", Marking())
-    assert not warnings_in(caplog)
+    assert not list_warnings(caplog)
     encrypted = await loop_bytes(server, f"{thread_id}-e", Cipher())
-    assert len(warnings_in(caplog)) == 1
+    assert len(list_warnings(caplog)) == 1
     # 0.23, 0.32 and 1.6 MB were measured.
     assert marked < 2 * alone
     assert encrypted > 5 * alone
@@ -88,11 +88,11 @@ async def test_the_warning_appears_once_however_many_workers_there_are(
         await Client.connect(server.address, data_converter=with_codec(Cipher()), plugins=[plugin])
         for _ in range(2)
     ]
-    assert not warnings_in(caplog)
+    assert not list_warnings(caplog)
     for client in clients:
         async with Worker(client, task_queue=thread_id, workflows=[ListLoop]):
             await asyncio.sleep(0.3)
-    [warning] = warnings_in(caplog)
+    [warning] = list_warnings(caplog)
     assert warning.startswith("the payload codec Cipher encrypts")
     assert "EVERLONG_KEYS" in warning
 
@@ -173,12 +173,12 @@ async def test_under_an_outer_codec_a_loop_runs_resumes_with_prefetch_and_surviv
     async with Worker(cold, **options):
         again = cold.get_workflow_handle(thread_id)
         await again.signal(ListLoop.go)
-        assert await again.result() == expected(loop)
+        assert await again.result() == compute_expected(loop)
     [resume, *_] = outside.resumes()
     assert resume["everlong.resume.prefetch.blobs"] == 10
     assert resume["everlong.resume.prefetch.bytes"] > 10 * LOOP.result_bytes / 2
     history = await again.fetch_history()
-    assert encodings_in(history.events) == {ENCRYPTED}
+    assert list_encodings(history.events) == {ENCRYPTED}
     _, fresh = await outside.connect()
     await Replayer(workflows=[ListLoop], plugins=[fresh]).replay_workflow(history)
     size_bytes = sum([info.size_bytes async for info in store.list("v1/")])

@@ -58,7 +58,7 @@ class Tail:
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve(
     store: str, log: Path, *, port: int, token: str = "", origins: Sequence[str] = ()
 ) -> AsyncIterator[str]:
     """Run `everlong serve` on a port, and give its address."""
@@ -113,7 +113,7 @@ def show(
     return temporal(address, "workflow", "show", "-w", workflow_id, "-o", "json", *codec, *options)
 
 
-def shown(result: subprocess.CompletedProcess[str]) -> Iterator[object]:
+def parse_shown(result: subprocess.CompletedProcess[str]) -> Iterator[object]:
     """The inputs and the result of a workflow, as the CLI printed them."""
     assert result.returncode == 0, result.stderr
     events = json.loads(result.stdout)["events"]
@@ -140,9 +140,9 @@ async def test_temporals_cli_with_the_token_shows_stored_values(
     assert raw.returncode == 0
     assert len(raw.stdout) < 20_000
     log = tmp_path / "serve.log"
-    async with serving(store_url, log, port=find_free_port(), token=TOKEN) as url:
+    async with serve(store_url, log, port=find_free_port(), token=TOKEN) as url:
         for endpoint in (url, f"{url}/default", f"{url}/behind/a-proxy/default"):
-            assert list(shown(show(server.address, thread_id, endpoint, TOKEN))) == expected
+            assert list(parse_shown(show(server.address, thread_id, endpoint, TOKEN))) == expected
         refused = show(server.address, thread_id, url, "another", *BRIEFLY)
         assert refused.returncode != 0
         assert "begins" not in refused.stdout + refused.stderr
@@ -157,7 +157,7 @@ async def test_the_codec_servers_log_names_missing_objects(
     elsewhere = (tmp_path / "elsewhere").as_uri()
     open_store(elsewhere)
     log = tmp_path / "serve.log"
-    async with serving(elsewhere, log, port=find_free_port()) as url:
+    async with serve(elsewhere, log, port=find_free_port()) as url:
         assert show(server.address, thread_id, url, "", *BRIEFLY).returncode != 0
     assert "/decode answered 422: BlobMissing" in log.read_text()
     assert "Traceback" not in log.read_text()
@@ -171,7 +171,7 @@ async def test_inputs_of_temporals_cli_reach_a_workflow_through_the_store(
     given.write_text(json.dumps(value("given", LARGE_BYTES)))
     log = tmp_path / "serve.log"
     async with open_threads(server.address, store) as threads:
-        async with serving(store_url, log, port=find_free_port(), token=TOKEN) as url:
+        async with serve(store_url, log, port=find_free_port(), token=TOKEN) as url:
             arguments = ["--type", "codec-server-tail", "--task-queue", threads.task_queue]
             arguments += ["--input-file", str(given), "-w", thread_id, "--codec-endpoint", url]
             arguments += ["--codec-auth", f"Bearer {TOKEN}"]
@@ -185,6 +185,6 @@ async def test_inputs_of_temporals_cli_reach_a_workflow_through_the_store(
 
 
 async def test_the_codec_server_is_healthy_while_it_runs(store_url: str, tmp_path: Path) -> None:
-    async with serving(store_url, tmp_path / "log", port=find_free_port(), token=TOKEN) as url:
+    async with serve(store_url, tmp_path / "log", port=find_free_port(), token=TOKEN) as url:
         with urllib.request.urlopen(f"{url}/healthz", timeout=10) as response:
             assert json.load(response) == {"status": "ok"}

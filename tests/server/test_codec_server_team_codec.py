@@ -33,7 +33,7 @@ CODEC = "tests.support.team_codecs:make_xor"
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve(
     address: str, store: str, log: Path, *options: str
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Run `everlong serve`, and give a client of it."""
@@ -58,7 +58,7 @@ async def serving(
             yield client
 
 
-async def payloads_of(client: Client, thread_id: str) -> list[Payload]:
+async def fetch_payloads(client: Client, thread_id: str) -> list[Payload]:
     """Return the raw payloads of a thread's first events: its input and results of activities."""
     history = await client.get_workflow_handle(thread_id).fetch_history()
     found: list[Payload] = []
@@ -69,7 +69,7 @@ async def payloads_of(client: Client, thread_id: str) -> list[Payload]:
     return found
 
 
-async def decoded(client: httpx.AsyncClient, payloads: list[Payload]) -> list[bytes]:
+async def decode_encodings(client: httpx.AsyncClient, payloads: list[Payload]) -> list[bytes]:
     """Return the encodings that the codec server's answer has."""
     body = json_format.MessageToDict(Payloads(payloads=payloads))
     answer = await client.post("/default/decode", json=body)
@@ -77,7 +77,9 @@ async def decoded(client: httpx.AsyncClient, payloads: list[Payload]) -> list[by
     return [base64.b64decode(each["metadata"]["encoding"]) for each in answer.json()["payloads"]]
 
 
-async def shown(client: httpx.AsyncClient, thread_id: str, *, is_known: bool) -> dict[str, Any]:
+async def fetch_page(
+    client: httpx.AsyncClient, thread_id: str, *, is_known: bool
+) -> dict[str, Any]:
     """Return a thread's page of the API, once its status has arrived."""
     async with asyncio.timeout(60):
         while True:
@@ -106,12 +108,12 @@ async def test_values_are_shown_with_the_teams_codec_and_explained_without_it(
             seconds_max=60,
         )
         assert answer == pages_answer(2)
-        payloads = await payloads_of(client, thread_id)
+        payloads = await fetch_payloads(client, thread_id)
         log = tmp_path / "with.log"
-        async with serving(server.address, url, log, "--codec", CODEC) as web:
-            found = await shown(web, thread_id, is_known=True)
+        async with serve(server.address, url, log, "--codec", CODEC) as web:
+            found = await fetch_page(web, thread_id, is_known=True)
             assert (found["code"], found["status"]["agent"]) == (200, "ops")
-            assert set(await decoded(web, payloads)) == {b"json/plain"}
+            assert set(await decode_encodings(web, payloads)) == {b"json/plain"}
             sent = await web.post(f"/api/v1/threads/{thread_id}/messages", json={"text": "again"})
             assert sent.status_code == 200, sent.text
             entries = await web.get(f"/api/v1/threads/{thread_id}/entries")
@@ -119,9 +121,9 @@ async def test_values_are_shown_with_the_teams_codec_and_explained_without_it(
         assert "--codec" not in log.read_text()
 
         log = tmp_path / "without.log"
-        async with serving(server.address, url, log) as web:
-            refused = await shown(web, thread_id, is_known=False)
+        async with serve(server.address, url, log) as web:
+            refused = await fetch_page(web, thread_id, is_known=False)
             assert "--codec module:name" in str(refused)
-            assert set(await decoded(web, payloads)) == {b"binary/xor"}
+            assert set(await decode_encodings(web, payloads)) == {b"binary/xor"}
         assert "start everlong serve with --codec" in log.read_text()
         assert "Traceback" not in log.read_text()

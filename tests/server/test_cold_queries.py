@@ -41,7 +41,7 @@ class Waiter:
         return self._state
 
 
-async def ask_while_nobody_works(client: Client, name: str) -> None:
+async def query_without_worker(client: Client, name: str) -> None:
     """A query waits for a worker; then a result and an update arrive; then a worker starts."""
     ended = asyncio.Event()
 
@@ -87,6 +87,6 @@ async def test_a_query_on_a_cold_worker_does_not_run_ahead_of_its_task(
     client = await Client.connect(server.address, plugins=[EverlongPlugin(store=MemoryBlobStore())])
     async with asyncio.timeout(60):
         await asyncio.gather(
-            *(ask_while_nobody_works(client, f"{thread_id}-{n}") for n in range(ROUNDS))
+            *(query_without_worker(client, f"{thread_id}-{n}") for n in range(ROUNDS))
         )
     assert any(noticed), "no query came before its task: nothing was tried"

@@ -14,7 +14,7 @@ from tests.support.thread_driver import Drive
 SMALL = Policy(compact_at_bytes=16 * limits.KIB, compact_to_bytes=4 * limits.KIB)
 
 
-class Watched:
+class WatchedModel:
     """A model that reads pages and notes how large each context was."""
 
     def __init__(self, pages: int) -> None:
@@ -37,7 +37,7 @@ class Watched:
 
 @pytest.mark.guarantee(59)
 async def test_a_compacting_agent_continues_with_a_small_context(drive: Drive) -> None:
-    watched = Watched(30)
+    watched = WatchedModel(30)
     async with drive([watched.agent()], SMALL) as thread:
         assert await thread.ask("read all pages") == pages_answer(30)
         status = await thread.stop()  # What it has noted since the last step is journalled now.
@@ -84,7 +84,7 @@ async def test_token_counts_of_the_provider_trigger_a_compaction(drive: Drive) -
         assert (await thread.status()).counters.compactions >= 1
 
 
-def summing_up(sums: list[str], fails: bool) -> Agent:
+def build_summary_model(sums: list[str], fails: bool) -> Agent:
     class Model:
         async def reply(
             self, instructions: str, messages: Sequence[Message], tools: Sequence[object]
@@ -110,7 +110,7 @@ async def test_a_failed_model_summary_falls_back_to_the_built_in_one(
 ) -> None:
     sums: list[str] = []
     policy = SMALL.with_changes({"summary": True})
-    async with drive([summing_up(sums, fails)], policy) as thread:
+    async with drive([build_summary_model(sums, fails)], policy) as thread:
         answer = await thread.ask("read, and tell me")
         assert sums
         assert all(len(each) < 400_000 for each in sums)
@@ -141,7 +141,7 @@ async def test_an_overlong_summary_stays_within_the_budget(drive: Drive) -> None
         assert all(each["after_bytes"] <= 4 * limits.KIB for each in compacted)
 
 
-def refusing(times: int, calls: list[int]) -> Agent:
+def build_refusing_model(times: int, calls: list[int]) -> Agent:
     """Reads pages; the provider says so many times that the context is too large for it."""
 
     def script(turn: Sequence[Message]) -> Reply:
@@ -162,7 +162,7 @@ async def test_a_refused_context_is_compacted_and_retried(
 ) -> None:
     calls: list[int] = []
     policy = Policy(compact_to_bytes=4 * limits.KIB)
-    async with drive([refusing(1, calls)], policy) as thread:
+    async with drive([build_refusing_model(1, calls)], policy) as thread:
         assert await thread.ask() == pages_answer(8)
         assert len(calls) == 1
         [compacted] = await thread.data(Kind.COMPACTION)
@@ -174,7 +174,7 @@ async def test_a_refused_context_is_compacted_and_retried(
 async def test_a_context_refused_at_any_size_ends_the_turn(drive: Drive) -> None:
     calls: list[int] = []
     policy = Policy(compact_to_bytes=4 * limits.KIB)
-    async with drive([refusing(1000, calls)], policy) as thread:
+    async with drive([build_refusing_model(1000, calls)], policy) as thread:
         assert "maximum context length" in await thread.ask()
         assert 2 <= len(calls) <= 5
         assert (await thread.status()).status == "waiting"

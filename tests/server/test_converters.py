@@ -28,7 +28,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import KeyMissing
 from tests.support import payload_workflows
 from tests.support.fake_stores import CountingStore
-from tests.support.payload_workflows import PATIENCE, Value, Xor, encodings_in, letters, noise
+from tests.support.payload_workflows import PATIENCE, Value, Xor, letters, list_encodings, noise
 
 HISTORY_BYTES_MAX = 20_000
 CONVERTERS = {
@@ -167,14 +167,14 @@ async def test_keys_hide_all_values_and_a_rotation_keeps_them_readable(
             with pytest.raises(KeyMissing, match="old"):
                 await stranger.get_workflow_handle(handle.id).result()
             events = (await handle.fetch_history()).events
-            assert all(b"everlong" in encoding for encoding in encodings_in(events))
+            assert all(b"everlong" in encoding for encoding in list_encodings(events))
             assert not any(secret.encode() in event.SerializeToString() for event in events)
     stored = [await store.get(info.key) async for info in store.list("")]
     assert stored
     assert not any(secret.encode() in data for data in stored)
 
 
-class Tagging(Interceptor):
+class TaggingInterceptor(Interceptor):
     """Sends a header with each workflow, as tracing does."""
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 (the SDK's name)
@@ -208,7 +208,7 @@ async def test_headers_and_search_attributes_are_left_alone(
     # With nothing allowed inline, whatever passes through our codec is a ref.
     client = await Client.connect(
         server.address,
-        interceptors=[Tagging()],
+        interceptors=[TaggingInterceptor()],
         plugins=[EverlongPlugin(store="memory:", inline_bytes_max=0)],
     )
     async with Worker(client, task_queue=thread_id, workflows=[ReadTag]):

@@ -53,7 +53,7 @@ async def connect(
     return await Client.connect(server.address, plugins=[plugin])
 
 
-class Told:
+class Notices:
     """Collects what a caller is told, and after how long."""
 
     def __init__(self) -> None:
@@ -74,14 +74,14 @@ class Told:
 
 
 @contextlib.asynccontextmanager
-async def asking(
+async def open_caller(
     client: Client,
     thread_id: str,
     text: str = "hello",
     agent: str = "ops",
     seconds_max: float | None = None,
-) -> AsyncIterator[tuple[Told, "asyncio.Task[str]"]]:
-    told = Told()
+) -> AsyncIterator[tuple[Notices, "asyncio.Task[str]"]]:
+    told = Notices()
     asked = ask(
         client,
         find_packs(client),
@@ -110,7 +110,7 @@ async def test_a_worker_with_other_keys_is_named(
     wrong = await connect(server, store, there, [reading_agent(1)])
     async with (
         Worker(wrong, task_queue=thread_id, identity="it"),
-        asking(client, thread_id) as (told, _),
+        open_caller(client, thread_id) as (told, _),
     ):
         said = await told.first()
     assert said.startswith(
@@ -127,7 +127,7 @@ async def test_a_caller_is_notified_once_and_answered_after_the_keys_agree(
     wrong = await connect(server, store, {"second": KEY_2}, [reading_agent(1)])
     async with contextlib.AsyncExitStack() as stack:
         async with Worker(wrong, task_queue=thread_id, identity="it"):
-            told, answer = await stack.enter_async_context(asking(client, thread_id))
+            told, answer = await stack.enter_async_context(open_caller(client, thread_id))
             said = await told.first()
             await asyncio.sleep(2 * diagnosis.EVERY_SECONDS)
             assert told.texts == [said]
@@ -171,7 +171,7 @@ async def test_a_worker_with_another_store_is_named(
     wrong = await connect(server, MemoryBlobStore(), agents=[reading_agent(1)])
     async with (
         Worker(wrong, task_queue=thread_id, identity="it"),
-        asking(client, thread_id, noise(thread_id, 3000)) as (told, _),
+        open_caller(client, thread_id, noise(thread_id, 3000)) as (told, _),
     ):
         said = await told.first()
     assert said.startswith(
@@ -186,7 +186,7 @@ async def test_the_error_for_an_answer_in_another_store_names_the_doctor(
     wrong = await connect(server, MemoryBlobStore(), agents=[reading_agent(1)])
     async with (
         Worker(wrong, task_queue=thread_id),
-        asking(client, thread_id) as (_, answer),
+        open_caller(client, thread_id) as (_, answer),
     ):
         with pytest.raises(BlobMissing, match=r"differ in store or keys.*Run: everlong doctor"):
             async with asyncio.timeout(SECONDS_MAX):
@@ -200,7 +200,7 @@ async def test_an_unknown_agent_is_named_with_the_known_ones(
     client = await connect(server, store, agents=[reading_agent(1), reading_agent(1, "deploy")])
     async with (
         Worker(client, task_queue=thread_id),
-        asking(client, thread_id, agent="opps", seconds_max=6) as (told, answer),
+        open_caller(client, thread_id, agent="opps", seconds_max=6) as (told, answer),
     ):
         said = await told.first()
         assert said.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
@@ -213,7 +213,7 @@ async def test_a_task_queue_without_workers_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client = await connect(server, store)
-    async with asking(client, thread_id, seconds_max=4) as (told, answer):
+    async with open_caller(client, thread_id, seconds_max=4) as (told, answer):
         said = await told.first()
         assert said.startswith(
             f"no worker polls task queue '{thread_id}': start one with: everlong"
@@ -229,9 +229,9 @@ async def test_a_thread_without_its_worker_is_not_called_busy_for_ever(
     """An idle thread has no pending task: a message to it is an update that no worker takes."""
     client = await connect(server, store, agents=[reading_agent(1)])
     async with Worker(client, task_queue=thread_id, identity="it"):
-        async with asking(client, thread_id) as (_, answer):
+        async with open_caller(client, thread_id) as (_, answer):
             await answer
-    async with asking(client, thread_id, "again") as (told, _):
+    async with open_caller(client, thread_id, "again") as (told, _):
         said = await told.first()
     # The server lists a worker that has stopped for some minutes.
     assert "no worker" in said or "has just stopped" in said
@@ -256,10 +256,10 @@ async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
     agent = Agent(name="ops", model=ScriptedModel(slow_script), tools=[slow])
     client = await connect(server, store, agents=[agent])
     worker = Worker(client, task_queue=thread_id, identity="it", max_concurrent_activities=1)
-    async with worker, asking(client, thread_id) as (_, first):
-        await until_tool(client, thread_id)
+    async with worker, open_caller(client, thread_id) as (_, first):
+        await wait_for_tool(client, thread_id)
         other = f"{thread_id}-2"
-        told = Told()
+        told = Notices()
         async with asyncio.timeout(60):
             answer = await ask(
                 client,
@@ -277,7 +277,7 @@ async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
     assert told.seconds[0] < SECONDS_MAX
 
 
-async def until_tool(client: Client, thread_id: str) -> None:
+async def wait_for_tool(client: Client, thread_id: str) -> None:
     async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(EverlongError):
@@ -320,7 +320,7 @@ async def test_a_worker_without_a_slot_for_workflow_tasks_is_busy_and_not_missin
                 Theirs.run, "x", id=f"{thread_id}-{number}", task_queue=thread_id
             )
         await asyncio.sleep(0.5)
-        async with asking(client, thread_id) as (told, _):
+        async with open_caller(client, thread_id) as (told, _):
             said = await told.first()
     assert said.startswith(f"worker it polls task queue '{thread_id}' and has not taken")
     assert "workflow task yet: it is busy" in said
@@ -334,7 +334,7 @@ async def test_a_working_thread_is_not_diagnosed(
     client = await connect(server, store, agents=[agent])
     async with (
         Worker(client, task_queue=thread_id),
-        asking(client, thread_id) as (told, answer),
+        open_caller(client, thread_id) as (told, answer),
     ):
         assert await answer == "done"
     assert told.texts == []
@@ -355,19 +355,19 @@ async def test_a_worker_without_the_plugin_is_recognised_by_its_failure(
     plain = await Client.connect(server.address)
     async with (
         Worker(plain, task_queue=thread_id, workflows=[Theirs], identity="it"),
-        asking(client, thread_id) as (told, _),
+        open_caller(client, thread_id) as (told, _),
     ):
         said = await told.first()
         assert said.startswith("worker it runs without EverlongPlugin, or without its agents")
         assert "Workflow class everlong.Agent is not registered" in said
         own = f"{thread_id}-own"
         await client.start_workflow(Theirs.run, "x" * 20_000, id=own, task_queue=thread_id)
-        found = await until_diagnosed(client, own, "no_plugin")
+        found = await wait_for_diagnosis(client, own, "no_plugin")
         await client.get_workflow_handle(own).terminate()
     assert "Unknown payload encoding binary/everlong" in found.text
 
 
-async def until_diagnosed(client: Client, thread_id: str, kind: str) -> Diagnosis:
+async def wait_for_diagnosis(client: Client, thread_id: str, kind: str) -> Diagnosis:
     async with asyncio.timeout(3 * SECONDS_MAX):
         while True:
             found = await diagnose(client, thread_id)
@@ -376,7 +376,7 @@ async def until_diagnosed(client: Client, thread_id: str, kind: str) -> Diagnosi
             await asyncio.sleep(0.2)
 
 
-class Counting:
+class CallCounter:
     """Counts the calls of a workflow service."""
 
     def __init__(self, service: Any) -> None:
@@ -394,10 +394,10 @@ async def test_a_diagnosis_takes_four_calls_at_most(
     client = await connect(server, store, agents=[reading_agent(1)])
     async with (
         Worker(client, task_queue=thread_id),
-        asking(client, thread_id, agent="opps") as (told, _),
+        open_caller(client, thread_id, agent="opps") as (told, _),
     ):
         await told.first()
-        counting = Counting(client.workflow_service)
+        counting = CallCounter(client.workflow_service)
         monkeypatch.setattr(Client, "workflow_service", counting)
         found = await diagnose(client, thread_id)
         monkeypatch.undo()

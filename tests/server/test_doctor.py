@@ -57,7 +57,7 @@ async def connect(
     return await Client.connect(server.address, namespace=namespace, plugins=[plugin]), plugin
 
 
-async def examined(client: Client, plugin: EverlongPlugin, task_queue: str) -> dict[str, Finding]:
+async def run_doctor(client: Client, plugin: EverlongPlugin, task_queue: str) -> dict[str, Finding]:
     found = [
         each
         async for each in run_checks(
@@ -79,7 +79,7 @@ async def test_a_healthy_setup_passes_and_leaves_nothing(
         Worker(left, task_queue=thread_id, identity="left"),
         Worker(right, task_queue=thread_id, identity="right"),
     ):
-        found = await examined(client, plugin, thread_id)
+        found = await run_doctor(client, plugin, thread_id)
     assert {each.status for each in found.values()} == {"ok"}, found
     assert list(found) == [
         *("versions", "store", "server", "search attributes", "clock", "runs", "archives"),
@@ -105,7 +105,7 @@ async def test_a_worker_with_other_keys_is_reported_without_a_hang(
     running, _ = await connect(server, store, there, agents=1)
     began = time.monotonic()
     async with Worker(running, task_queue=thread_id, identity="it"):
-        found = await examined(client, plugin, thread_id)
+        found = await run_doctor(client, plugin, thread_id)
     assert time.monotonic() - began < 10
     worker = found.pop("worker it")
     assert worker.status == "failed"
@@ -126,7 +126,7 @@ async def test_a_read_only_key_is_no_fault(
     client, plugin = await connect(server, store, {"first": KEY_1, "second": KEY_2})
     running, _ = await connect(server, store, {"second": KEY_2, "first": KEY_1}, agents=1)
     async with Worker(running, task_queue=thread_id, identity="it"):
-        found = await examined(client, plugin, thread_id)
+        found = await run_doctor(client, plugin, thread_id)
     assert found["worker it"].status == "ok"
     assert "keys second (writes), first" in found["worker it"].text
 
@@ -137,7 +137,7 @@ async def test_a_worker_with_another_store_is_reported(
     client, plugin = await connect(server, store)
     running, _ = await connect(server, other := MemoryBlobStore(), agents=1)
     async with Worker(running, task_queue=thread_id, identity="it"):
-        found = await examined(client, plugin, thread_id)
+        found = await run_doctor(client, plugin, thread_id)
     assert found["worker it"].status == "failed"
     assert f"another store, memory:; the store here is {store!r}" in found["worker it"].text
     assert "EVERLONG_STORE" in found["worker it"].fix
@@ -149,7 +149,7 @@ async def test_a_worker_without_the_doctor_workflow_is_reported_and_the_probe_en
 ) -> None:
     client, plugin = await connect(server, store)
     async with Worker(client, task_queue=thread_id, workflows=[Nothing], identity="old"):
-        found = await examined(client, plugin, thread_id)
+        found = await run_doctor(client, plugin, thread_id)
     assert found["worker old"].status == "failed"
     assert "is not registered" in found["worker old"].text
     assert "with agents" in found["worker old"].fix
@@ -246,17 +246,17 @@ async def test_an_attribute_of_another_type_stops_setup_and_fails_the_doctor(
 ) -> None:
     plain = await new_namespace(server)
     kinds = {"EverlongStateBytes": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD}
-    await added(plain, kinds)
+    await add_attributes(plain, kinds)
     with pytest.raises(SetupRefused, match="EverlongStateBytes as Keyword instead of Int") as told:
         await set_up(plain)
     assert "Nothing was changed" in str(told.value)
     client, plugin = await connect(server, MemoryBlobStore(), namespace=plain.namespace)
-    found = await examined(client, plugin, "nobody")
+    found = await run_doctor(client, plugin, "nobody")
     assert found["search attributes"].status == "failed"
     assert "everlong setup" in found["search attributes"].fix
 
 
-async def added(client: Client, kinds: dict[str, IndexedValueType.ValueType]) -> None:
+async def add_attributes(client: Client, kinds: dict[str, IndexedValueType.ValueType]) -> None:
     """Add attributes to a namespace that the server may not know everywhere yet."""
     request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=kinds)
     for _ in range(100):

@@ -22,11 +22,11 @@ from tests.support.loop_workflows import (
     ListLoop,
     Loop,
     RollingLoop,
+    compute_expected,
     digest,
-    expected,
     noise,
 )
-from tests.support.payload_workflows import encodings_in, payloads_in
+from tests.support.payload_workflows import find_payloads, list_encodings
 
 Mode = Literal["read", "write"]
 REF = b"binary/everlong-ref"
@@ -111,17 +111,17 @@ async def reach_results(fleet: Fleet, count: int) -> None:
     deadline = time.monotonic() + RUN_SECONDS_MAX
     while time.monotonic() < deadline:
         events = await fleet.events()
-        if sum(map(has_result, events)) >= count and kind_of(events[-1]) in AT_REST:
+        if sum(map(has_result, events)) >= count and get_kind(events[-1]) in AT_REST:
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"result {count} was not reached")
 
 
 def has_result(event: HistoryEvent) -> bool:
-    return kind_of(event) in RESULTS
+    return get_kind(event) in RESULTS
 
 
-def kind_of(event: HistoryEvent) -> str:
+def get_kind(event: HistoryEvent) -> str:
     return (event.WhichOneof("attributes") or "").removesuffix("_event_attributes")
 
 
@@ -151,7 +151,7 @@ async def test_a_loop_with_refs_survives_the_rollback(fleet: Fleet, loop: Loop) 
         result = await finish(handle)
     described = await handle.describe()
     after = described.raw_info
-    assert result == expected(loop)
+    assert result == compute_expected(loop)
     assert described.status is WorkflowExecutionStatus.COMPLETED
     steps = loop.steps - loop.wait_at
     assert after.history_size_bytes - before.history_size_bytes < 4_000 * steps
@@ -171,7 +171,7 @@ async def test_a_loop_survives_the_rollback_without_an_activation_hook(fleet: Fl
         handle = await fleet.handle("read")
         await handle.signal(ListLoop.go)
         async with asyncio.timeout(90):
-            assert await handle.result() == expected(loop)
+            assert await handle.result() == compute_expected(loop)
 
 
 @pytest.mark.guarantee(33)
@@ -219,12 +219,12 @@ def result_encodings(events: Sequence[HistoryEvent]) -> dict[str, list[bytes]]:
     """Return the encodings of large results by the kind of event."""
     found: dict[str, list[bytes]] = {}
     for event in filter(has_result, events):
-        payloads = payloads_in(event)
+        payloads = find_payloads(event)
         # A marker also holds Core's own data about a local activity.
         large = [
             each for each in payloads if each.metadata["encoding"] in OURS or len(each.data) > SIZE
         ]
-        found.setdefault(kind_of(event), []).extend(each.metadata["encoding"] for each in large)
+        found.setdefault(get_kind(event), []).extend(each.metadata["encoding"] for each in large)
     return found
 
 
@@ -241,7 +241,7 @@ async def test_a_run_without_refs_writes_plain_warm_and_cold(
             await reach_results(fleet, 1 + 4 * rounds)
     assert await finish_with(fleet, handle) == [SIZE] * 9
     assert fleet.store.puts == 0
-    assert not encodings_in(await fleet.events()) & OURS
+    assert not list_encodings(await fleet.events()) & OURS
     assert not any(DRAIN_HEADER in str(event) for event in await fleet.events())
 
 
@@ -263,8 +263,8 @@ async def test_a_child_of_a_draining_run_holds_no_ref_but_its_result(fleet: Flee
     for each in started:
         child = client.get_workflow_handle(each.workflow_id)
         history = (await child.fetch_history()).events
-        assert encodings_in(history[-1:]) == {REF}
-        assert not encodings_in(history[:-1]) & OURS
+        assert list_encodings(history[-1:]) == {REF}
+        assert not list_encodings(history[:-1]) & OURS
 
 
 @pytest.mark.guarantee(33)
@@ -285,10 +285,10 @@ async def test_the_next_run_is_plain_if_its_input_is_small(
     async with fleet.worker("read"):
         result = await finish(await fleet.handle("read"))
     assert result == digest([first, *(noise(f"result {at}", 18_000) for at in range(1, steps))])
-    assert encodings_in(await fleet.events(first_run)) & {REF}
+    assert list_encodings(await fleet.events(first_run)) & {REF}
     second = (await fleet.events(first_run))[
         -1
     ].workflow_execution_continued_as_new_event_attributes.new_execution_run_id
     for run_id in (second, None):
-        ours = encodings_in(await fleet.events(run_id)) & OURS
+        ours = list_encodings(await fleet.events(run_id)) & OURS
         assert bool(ours) is not drained

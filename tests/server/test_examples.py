@@ -24,7 +24,7 @@ async def test_the_quickstart_answers(
 ) -> None:
     async with open_threads(server.address, store, quickstart.ops) as threads, threads.worker():
         await threads.send(thread_id, "Why is it slow?")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         conversation = await threads.conversation(thread_id)
         assert conversation[-1].text == "The log ends with: api: out of memory"
         assert len(conversation[2].text) == 380_000, "the journal keeps all of the result"

@@ -20,8 +20,8 @@ from tests.support.loop_workflows import (
     Gatherer,
     ListLoop,
     Loop,
+    compute_expected,
     digest,
-    expected,
     noise,
 )
 from tests.support.scale import scaled
@@ -33,7 +33,7 @@ async def history_bytes(handle: WorkflowHandle[Any, Any]) -> int:
     return int(description.raw_description.workflow_execution_info.history_size_bytes)
 
 
-async def until_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
+async def wait_for_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
     async with asyncio.timeout(120):
         while await handle.query("steps") < steps:
             await asyncio.sleep(0.1)
@@ -50,7 +50,7 @@ async def test_a_long_list_loop_keeps_a_small_history(
             handle = await it.client.start_workflow(
                 ListLoop.run, loop, id=thread_id, task_queue=it.task_queue
             )
-            assert await handle.result() == expected(loop)
+            assert await handle.result() == compute_expected(loop)
         assert await history_bytes(handle) < 1_500_000 * steps // 300
         size = await it.size(thread_id)
         # Results of 10 KB compressed, and as much again in the lists that hold them all.
@@ -110,16 +110,16 @@ async def cold_resume(
         return (span.end_time - span.start_time) / 1e9
 
 
-async def going_on(handle: WorkflowHandle[Any, Any]) -> None:
+async def resume_with_signal(handle: WorkflowHandle[Any, Any]) -> None:
     await handle.signal("go")
     await handle.result()
 
 
-async def asking(handle: WorkflowHandle[Any, Any]) -> None:
+async def resume_with_query(handle: WorkflowHandle[Any, Any]) -> None:
     assert await handle.query("steps") > 0
 
 
-async def run_until_cold(
+async def run_and_evict(
     address: str, store: BlobStore, thread_id: str, loop: Loop
 ) -> tuple[Threads, WorkflowHandle[Any, Any]]:
     async with open_threads(address, store, inline_bytes_max=limits.INLINE_BYTES_MAX) as threads:
@@ -127,7 +127,7 @@ async def run_until_cold(
             handle = await threads.client.start_workflow(
                 ListLoop.run, loop, id=thread_id, task_queue=threads.task_queue
             )
-            await until_steps(handle, loop.wait_at)
+            await wait_for_steps(handle, loop.wait_at)
         return threads, handle
 
 
@@ -139,23 +139,27 @@ async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_p
     steps = scaled(25, 100)
     large = Loop(steps=steps + 1, result_bytes=20_000, wait_at=steps)
     tiny = Loop(steps=steps + 1, result_bytes=20, wait_at=steps)
-    large_threads, large_handle = await run_until_cold(
+    large_threads, large_handle = await run_and_evict(
         server.address, large_store, f"{thread_id}-large", large
     )
-    tiny_threads, tiny_handle = await run_until_cold(
+    tiny_threads, tiny_handle = await run_and_evict(
         server.address, tiny_store, f"{thread_id}-tiny", tiny
     )
     puts = large_store.puts
     tiny_seconds, large_seconds = [], []
     for turn in range(10):  # What others do on this machine only adds to either.
-        tiny_seconds.append(await cold_resume(server.address, tiny_threads, tiny_handle, asking))
-        large_seconds.append(await cold_resume(server.address, large_threads, large_handle, asking))
+        tiny_seconds.append(
+            await cold_resume(server.address, tiny_threads, tiny_handle, resume_with_query)
+        )
+        large_seconds.append(
+            await cold_resume(server.address, large_threads, large_handle, resume_with_query)
+        )
         if turn >= 3 and min(large_seconds) < 1.5 * min(tiny_seconds):
             break
     assert large_store.puts == puts
     assert min(large_seconds) < 1.5 * min(tiny_seconds)
-    await cold_resume(server.address, large_threads, large_handle, going_on)
-    assert await large_handle.result() == expected(large)
+    await cold_resume(server.address, large_threads, large_handle, resume_with_signal)
+    assert await large_handle.result() == compute_expected(large)
     # One for the input of the step that is new, one for its result.
     assert large_store.puts == puts + 2
 
@@ -172,14 +176,14 @@ async def test_many_offloaded_results_behind_a_slow_store_resume_within_a_task(
             handle = await threads.client.start_workflow(
                 Gatherer.run, args=[250, 20_000], id=thread_id, task_queue=threads.task_queue
             )
-            await until_steps(handle, 250)
+            await wait_for_steps(handle, 250)
     store.most_at_once = 0
     puts = store.puts
     seconds: list[float] = []
     while len(seconds) < 4 and min(seconds, default=10.0) >= 5.0:
         # Other processes on this machine can only slow a resume down: the fastest one counts.
-        seconds.append(await cold_resume(server.address, threads, handle, asking))
-    await cold_resume(server.address, threads, handle, going_on)
+        seconds.append(await cold_resume(server.address, threads, handle, resume_with_query))
+    await cold_resume(server.address, threads, handle, resume_with_signal)
     assert await handle.result() == digest([noise(f"result {i}", 20_000) for i in range(250)])
     assert store.puts == puts
     assert store.most_at_once > 8

@@ -28,9 +28,9 @@ from everlong.models.thread_ids import quote_id, show_id
 from everlong.queries.engine import run_query
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
-from tests.server.test_admin_api import governed, until
+from tests.server.test_admin_api import open_role_client, poll_until
 from tests.server.test_cli_threads import Cli, open_cli, pending_id
-from tests.support.governed_agent import governed as governed_agent
+from tests.support.governed_agent import build_governed_agent
 from tests.support.threads import Threads, open_threads
 
 JSON = dict[str, Any]
@@ -89,7 +89,7 @@ async def _is_governed(client: httpx.AsyncClient, threads: Threads, thread_id: s
     # An agent is named: that would start the thread, were it not there.
     sent = await _post(client, place("messages"), text="hi", agent="ops")
     assert sent == {"thread_id": thread_id, "number": 1}
-    await threads.answered(thread_id, 1)
+    await threads.wait_for_answers(thread_id, 1)
     whole = f"/api/v1/threads/-?id={quote(thread_id, safe='')}"
     overview = (await _get(client, whole)).json()
     assert overview["thread_id"] == thread_id
@@ -101,7 +101,7 @@ async def _is_governed(client: httpx.AsyncClient, threads: Threads, thread_id: s
     if thread_id in THOROUGH:
         await _does_everything(client, thread_id, place)
     await _post(client, place("stop"), reason="done")
-    await until(
+    await poll_until(
         lambda: _json(client, whole), lambda found: found["status"]["status"] == "stopped", 60
     )
 
@@ -150,8 +150,8 @@ async def _pages(client: httpx.AsyncClient, thread_id: str) -> None:
 async def test_threads_under_any_id_are_opened_and_governed_by_api_and_pages(
     server: TemporalServer, store: BlobStore
 ) -> None:
-    async with open_threads(server.address, store, governed_agent()) as threads:
-        async with threads.worker(), governed(threads) as client:
+    async with open_threads(server.address, store, build_governed_agent()) as threads:
+        async with threads.worker(), open_role_client(threads) as client:
             places = asyncio.Semaphore(4)
 
             async def one(thread_id: str) -> None:
@@ -172,7 +172,7 @@ async def test_threads_under_any_id_are_opened_and_governed_by_api_and_pages(
             async def listed() -> JSON:
                 return await _json(client, "/api/v1/threads?limit=200&sort=-started")
 
-            await until(
+            await poll_until(
                 listed,
                 lambda page: {row["thread_id"] for row in page["rows"]} >= set(HOSTILE),
                 30,
@@ -223,10 +223,10 @@ NEW = [" ", "\u2028", "\u202egnp", "a\nb2", "\ufffd", "\u3164"]
 async def test_no_entry_point_starts_a_thread_under_an_odd_id(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with open_threads(server.address, store, governed_agent()) as threads:
-        async with threads.worker(), governed(threads) as client:
+    async with open_threads(server.address, store, build_governed_agent()) as threads:
+        async with threads.worker(), open_role_client(threads) as client:
             await threads.send(thread_id, "hi")
-            await threads.answered(thread_id, 1)
+            await threads.wait_for_answers(thread_id, 1)
             before = {each.key async for each in store.list("")}
             for odd in (f"{each}{thread_id}{each}" for each in NEW):
                 url = f"/api/v1/threads/-/messages?id={quote(odd, safe='')}"

@@ -15,9 +15,9 @@ IDLE = Policy(idle_seconds=1, compact_to_bytes=4 * limits.KIB)
 REPLAYED_EVENTS_MAX = 15
 
 
-async def rested(thread: DrivenThread, runs: int = 2) -> None:
+async def wait_until_idle(thread: DrivenThread, runs: int = 2) -> None:
     """Wait until a thread has begun a new run, and has nothing to do in it."""
-    await thread.until(lambda status: status.counters.runs >= runs)
+    await thread.wait_until(lambda status: status.counters.runs >= runs)
 
 
 async def events(thread: DrivenThread) -> int:
@@ -52,7 +52,7 @@ async def test_a_thread_approved_later_resumes_from_a_few_events(
     async with drive([payer()], IDLE, max_cached_workflows=0) as thread:
         await thread.send()
         [approval] = await thread.pending()
-        await rested(thread)
+        await wait_until_idle(thread)
         before = await thread.status()
         assert before.counters.compactions == 1
         assert await events(thread) <= REPLAYED_EVENTS_MAX
@@ -73,10 +73,10 @@ async def test_a_thread_messaged_later_resumes_from_a_few_events(
 ) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.ask()
-        await rested(thread)
+        await wait_until_idle(thread)
         assert await events(thread) <= REPLAYED_EVENTS_MAX
         assert await thread.ask() == pages_answer(4)
-        await rested(thread, 3)
+        await wait_until_idle(thread, 3)
         assert await events(thread) <= REPLAYED_EVENTS_MAX
 
 
@@ -84,7 +84,7 @@ async def test_a_thread_messaged_later_resumes_from_a_few_events(
 async def test_an_idle_thread_rolls_once(drive: Drive) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.ask()
-        await rested(thread)
+        await wait_until_idle(thread)
         await asyncio.sleep(2.5)
         status = await thread.status()
         assert (status.counters.runs, status.counters.compactions) == (2, 1)
@@ -119,7 +119,7 @@ async def test_facts_expire_in_an_idle_thread_without_endless_rolls(
     agent = Agent(name="ops", model=ScriptedModel(script, whole=True))
     async with drive([agent], IDLE) as thread:
         assert await thread.ask("learn") == "learnt"
-        await rested(thread)
+        await wait_until_idle(thread)
         assert len(await thread.data(Kind.MEMORY)) == 3
         await asyncio.sleep(4.5)
         status = await thread.status()
@@ -138,7 +138,7 @@ async def test_an_idle_thread_keeps_a_deadline(drive: Drive) -> None:
     async with drive([agent], IDLE) as thread:
         await thread.send()
         [approval] = await thread.pending()
-        await rested(thread)
+        await wait_until_idle(thread)
         assert await thread.pending() == [approval]
         assert await events(thread) <= REPLAYED_EVENTS_MAX
         assert (await thread.answer()).startswith("error: denied by deadline")
@@ -151,11 +151,11 @@ async def test_an_idle_thread_keeps_a_deadline(drive: Drive) -> None:
 async def test_a_paused_thread_with_unread_messages_becomes_idle_too(drive: Drive) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.send()
-        await thread.until(lambda status: status.counters.tool_calls >= 1)
+        await thread.wait_until(lambda status: status.counters.tool_calls >= 1)
         await thread.handle.signal("pause")
-        await thread.is_("paused")
+        await thread.wait_for_status("paused")
         await thread.send("and again")
-        await rested(thread)
+        await wait_until_idle(thread)
         status = await thread.status()
         assert (status.status, status.waiting_messages) == ("paused", 1)
         runs = status.counters.runs
@@ -170,7 +170,7 @@ async def test_a_configured_idle_time_applies_to_a_waiting_thread(drive: Drive) 
     async with drive([reading_agent(4)], Policy(idle_seconds=3600)) as thread:
         await thread.ask()
         await thread.configure(idle_seconds=0.5)
-        await rested(thread)
+        await wait_until_idle(thread)
         assert await events(thread) <= REPLAYED_EVENTS_MAX
 
 
@@ -180,10 +180,10 @@ async def test_a_thread_that_idled_within_a_turn_idles_again_after_it(
 ) -> None:
     async with drive([reading_agent(8)], IDLE) as thread:
         await thread.send()
-        await thread.until(lambda status: status.counters.tool_calls >= 1)
+        await thread.wait_until(lambda status: status.counters.tool_calls >= 1)
         await thread.handle.signal("pause")
-        await rested(thread)
+        await wait_until_idle(thread)
         await thread.handle.signal("unpause")
         assert await thread.answer() == pages_answer(8)
-        await rested(thread, (await thread.status()).counters.runs + 1)
+        await wait_until_idle(thread, (await thread.status()).counters.runs + 1)
         assert await events(thread) <= REPLAYED_EVENTS_MAX

@@ -39,21 +39,21 @@ async def test_a_thread_reports_a_missing_key_and_continues_with_it(
     without = await connect({"new": KEY_2})
     async with Worker(without, task_queue=thread_id):
         with pytest.raises(NoWorker, match="sealed with key 'old', which this process does not"):
-            await asked_often(without, thread_id)
+            await ask_until_failure(without, thread_id)
     rotated = await connect({"new": KEY_2, "old": KEY_1})
     async with Worker(rotated, task_queue=thread_id):
         await send(rotated, thread_id, "again", task_queue=thread_id, agent="ops")
         await answered(rotated, 2)
-        packs = PackStore(store, rotated_keyring())
+        packs = PackStore(store, make_rotated_keyring())
         conversation = await read_messages(rotated, packs, thread_id)
     assert [message.text for message in conversation].count("again") == 1
 
 
-async def asked_often(client: Client, thread_id: str) -> None:
+async def ask_until_failure(client: Client, thread_id: str) -> None:
     """Ask until the worker has failed a task."""
     for _ in range(20):
         await read_status(client, thread_id)
 
 
-def rotated_keyring() -> Keyring:
+def make_rotated_keyring() -> Keyring:
     return Keyring({"new": KEY_2, "old": KEY_1})

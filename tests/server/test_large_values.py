@@ -208,7 +208,7 @@ async def schedule(road: Road) -> None:
     )
     try:
         # What is sent back is what was described, as it is: it must not be encoded once more.
-        await scheduled.update(_noted)
+        await scheduled.update(_update_note)
         described = await scheduled.describe()
         assert described.raw_description.ByteSize() < HISTORY_BYTES_MAX
         assert await described.memo() == {"of the schedule": road.value}
@@ -226,7 +226,7 @@ async def schedule(road: Road) -> None:
         await scheduled.delete()
 
 
-def _noted(described: ScheduleUpdateInput) -> ScheduleUpdate:
+def _update_note(described: ScheduleUpdateInput) -> ScheduleUpdate:
     described.description.schedule.state.note = "updated"
     return ScheduleUpdate(described.description.schedule)
 

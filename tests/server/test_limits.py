@@ -46,7 +46,7 @@ def noisy(pages: int, size_bytes: int) -> Agent:
     return Agent(name="ops", model=ScriptedModel(script), tools=[read_page])
 
 
-def failing(pages: int = 40) -> Agent:
+def build_failing_agent(pages: int = 40) -> Agent:
     @tool(attempts_max=1)
     def fetch(url: str) -> str:
         """Fetch."""
@@ -63,7 +63,7 @@ def failing(pages: int = 40) -> Agent:
     return Agent(name="ops", model=ScriptedModel(script), tools=[fetch])
 
 
-def repeating(*urls: str) -> Agent:
+def build_repeating_agent(*urls: str) -> Agent:
     """Calls the same tool with one URL after another, over and over, and never answers."""
 
     @tool
@@ -85,9 +85,9 @@ CASES: list[Any] = [
     ("cost_usd_max", 0.25, costly(), {"cost_usd_max": None}, 0.3),
     ("step_bytes_max", 2048, noisy(3, 20_000), {"step_bytes_max": None}, None),
     ("thread_bytes_max", limits.MIB, noisy(4, 1_200_000), {"thread_bytes_max": None}, None),
-    ("same_failure_max", 3, failing(6), {"same_failure_max": 100}, 3),
-    ("no_progress_steps_max", 4, repeating("a"), OFF, 4),
-    ("no_progress_steps_max", 4, repeating("a", "b", "c"), OFF, 4),
+    ("same_failure_max", 3, build_failing_agent(6), {"same_failure_max": 100}, 3),
+    ("no_progress_steps_max", 4, build_repeating_agent("a"), OFF, 4),
+    ("no_progress_steps_max", 4, build_repeating_agent("a", "b", "c"), OFF, 4),
 ]
 
 
@@ -100,8 +100,8 @@ async def test_a_thread_pauses_at_a_limit_and_continues_once_it_is_raised(
 ) -> None:
     async with drive([agent], Policy(**{limit: bound})) as thread:  # type: ignore[arg-type]
         await thread.send()
-        status = await thread.is_("paused")
-        hit = said(status)
+        status = await thread.wait_for_status("paused")
+        hit = describe_limit(status)
         assert (hit.limit, hit.bound, hit.action) == (limit, bound, "pause")
         assert hit.value >= bound
         if value is not None:
@@ -114,14 +114,14 @@ async def test_a_thread_pauses_at_a_limit_and_continues_once_it_is_raised(
         assert (await thread.status()).counters.steps == steps
         await thread.configure(**raised)
         await thread.handle.signal("unpause")
-        await thread.answered(2)
+        await thread.wait_for_answers(2)
         [entry, *_] = await thread.entries(Kind.LIMIT)
         assert entry.data is not None
         assert (entry.data["limit"], entry.data["action"]) == (limit, "pause")
         assert (await thread.attributes())["EverlongStatus"] == "active"
 
 
-def said(status: ThreadStatus) -> Any:
+def describe_limit(status: ThreadStatus) -> Any:
     hit = status.ended or (status.pause and status.pause.limit)
     assert hit is not None
     return hit
@@ -141,8 +141,8 @@ async def test_consecutive_failed_turns_pause_and_an_answer_resets_the_count(
         for text in ("fail", "fine", "fail", "fine", "fail", "fail"):
             await thread.ask(text)
         await thread.send("fine")
-        status = await thread.is_("paused")
-        assert (said(status).limit, status.counters.answered) == ("failed_turns_max", 6)
+        status = await thread.wait_for_status("paused")
+        assert (describe_limit(status).limit, status.counters.answered) == ("failed_turns_max", 6)
         await thread.handle.signal("unpause")  # Somebody has looked at it: it counts anew.
         assert await thread.answer(7) == "fine"
 
@@ -163,8 +163,8 @@ async def test_a_context_that_cannot_be_shortened_pauses_the_thread(drive: Drive
     policy = Policy(context_bytes_max=16 * limits.KIB, compact_to_bytes=4 * limits.KIB)
     async with drive([agent], policy) as thread:
         await thread.send()
-        status = await thread.is_("paused")
-        assert said(status).limit == "context_bytes_max"
+        status = await thread.wait_for_status("paused")
+        assert describe_limit(status).limit == "context_bytes_max"
         assert status.counters.steps == 2
 
 
@@ -204,7 +204,7 @@ async def test_a_limit_can_end_a_thread_with_a_visible_reason(drive: Drive, acti
         await thread.send("never read")
         ended = {"stop": "stopped", "archive": "archived"}[action]
         result = await thread.result()
-        assert (result.status, said(result).limit) == (ended, "steps_max")
+        assert (result.status, describe_limit(result).limit) == (ended, "steps_max")
         assert "steps_max" in result.last_failure
         shown = await thread.attributes()
         assert (shown["EverlongStatus"], shown["EverlongReason"]) == (ended, "steps_max")
@@ -213,10 +213,10 @@ async def test_a_limit_can_end_a_thread_with_a_visible_reason(drive: Drive, acti
         texts = [message.text for message in (await thread.messages()).values()]
         assert any("ended by steps_max: 3 of 3" in text for text in texts)
         assert texts[-1] == "never read"
-        await refused(thread)
+        await check_refusal(thread)
 
 
-async def refused(thread: DrivenThread) -> None:
+async def check_refusal(thread: DrivenThread) -> None:
     """A thread that has ended takes nothing more, and its id is not used again."""
     for agent in (None, "ops"):
         with pytest.raises(ThreadEnded, match=thread.thread_id):
@@ -235,7 +235,10 @@ async def test_each_limit_may_have_an_action_of_its_own(drive: Drive) -> None:
     async with drive([costly()], policy) as thread:
         await thread.send()
         result = await thread.result()
-        assert (said(result).limit, said(result).action) == ("tokens_max", "stop")
+        assert (describe_limit(result).limit, describe_limit(result).action) == (
+            "tokens_max",
+            "stop",
+        )
         # The reply that reached it asked for a tool, which was not run any more.
         assert (result.counters.steps, result.counters.tool_calls) == (3, 2)
 
@@ -255,7 +258,7 @@ async def test_a_cost_limit_stops_a_runaway_thread(drive: Drive) -> None:
     async with drive([costly(10_000)], policy) as thread:
         await thread.send()
         result = await thread.result()
-        assert said(result).limit == "cost_usd_max"
+        assert describe_limit(result).limit == "cost_usd_max"
         assert 1.0 <= result.counters.cost_usd < 1.15
         assert result.counters.runs > 1
 

@@ -27,7 +27,7 @@ def obedient(*tools: Any) -> Agent:
         last = max(i for i, message in enumerate(context) if message.role == "user")
         turn = context[last:]
         if turn[0].text == "facts?":
-            return Reply(text=facts_of(context))
+            return Reply(text=read_facts(context))
         if results(turn):
             return Reply(text="\n".join(results(turn)))
         wanted = json.loads(turn[0].text)
@@ -41,7 +41,7 @@ def obedient(*tools: Any) -> Agent:
     return Agent(name="ops", model=ScriptedModel(script, whole=True), tools=tools)
 
 
-def facts_of(context: Sequence[Message]) -> str:
+def read_facts(context: Sequence[Message]) -> str:
     """Return the lines that a context shows of the thread's memory."""
     [summary] = [message.text for message in context if message.role == "summary"] or [""]
     lines = summary.partition("Facts:\n")[2].splitlines()
@@ -84,7 +84,7 @@ async def test_a_fact_survives_compactions_verbatim(drive: Drive) -> None:
         for number in range(3):
             await do(thread, "noise", number=number)
             await thread.handle.signal("compact")
-            await thread.until(lambda status, n=number: status.counters.compactions == n + 1)  # type: ignore[misc]
+            await thread.wait_until(lambda status, n=number: status.counters.compactions == n + 1)  # type: ignore[misc]
             assert await thread.ask("facts?") == f"odd one: {text}"
         assert await do(thread, "forget", key="odd one") == "forgot 'odd one'"
         assert await thread.ask("facts?") == "none"
@@ -226,7 +226,7 @@ async def test_recall_opens_compacted_entries_and_notes(drive: Drive) -> None:
         await do(thread, "noise", number=5)
         await do(thread, "remember", key="k", text="a fact")
         await thread.handle.signal("compact")
-        await thread.until(lambda status: status.counters.compactions == 1)
+        await thread.wait_until(lambda status: status.counters.compactions == 1)
         assert "line 299 of 5: nothing" in await do(thread, "recall", seq=3)
         [memory] = await thread.entries(Kind.MEMORY)
         assert "a fact" in await do(thread, "recall", seq=memory.seq)

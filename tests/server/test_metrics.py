@@ -47,7 +47,7 @@ def pay() -> str:
     return "paid"
 
 
-async def got(url: str, done: Callable[[str], bool], seconds_max: float = 20.0) -> str:
+async def scrape(url: str, done: Callable[[str], bool], seconds_max: float = 20.0) -> str:
     """Ask until what is shown is as expected."""
     deadline = time.monotonic() + seconds_max
     text = ""
@@ -81,7 +81,7 @@ async def test_core_and_everlong_metrics_share_one_endpoint(
         )
     core.drain()
     providers.meters.add("everlong.holds", 1, {"error": "StoreUnavailable"})
-    text = await got(providers.endpoint.url, bool)
+    text = await scrape(providers.endpoint.url, bool)
     providers.shutdown()
     step = f'activity_type="everlong.call_model",namespace="default",task_queue="{thread_id}"'
     assert f"temporal_activity_execution_latency_seconds_count{{{step}" in text
@@ -109,7 +109,7 @@ async def summarise_rows(client: Client, done: Callable[[FleetFigures], bool]) -
     raise AssertionError(fleet)
 
 
-async def settled(client: Client) -> FleetFigures:
+async def measure_baseline(client: Client) -> FleetFigures:
     """Measure the threads that other tests left, once the server's list has caught up with them."""
     fleet = await measure_fleet(client)
     for _ in range(20):
@@ -123,7 +123,7 @@ async def settled(client: Client) -> FleetFigures:
 async def test_all_threads_are_counted_without_queries(drive: Drive) -> None:
     agent = Agent(name="ops", model=call_then_answer(call(0, "pay"), call(1, "pay")), tools=[pay])
     async with drive([agent]) as thread:
-        before = await settled(thread.threads.client)
+        before = await measure_baseline(thread.threads.client)
         await thread.send()
         [first, second] = await thread.pending(2)
         asking = await summarise_rows(
@@ -132,7 +132,7 @@ async def test_all_threads_are_counted_without_queries(drive: Drive) -> None:
         assert asking.by_status["approval"] == before.by_status["approval"] + 1
         for approval in (first, second):
             await thread.decide(approval.id)
-        await thread.answered()
+        await thread.wait_for_answers()
         await thread.handle.signal("pause")
         paused = before.by_status["paused"] + 1
         after = await summarise_rows(
@@ -145,7 +145,7 @@ async def test_all_threads_are_counted_without_queries(drive: Drive) -> None:
         )
 
 
-def measured(tmp_path: Path, address: str, port: int) -> Settings:
+def make_settings(tmp_path: Path, address: str, port: int) -> Settings:
     """Settings of a stack whose worker shows metrics on a port; its admin server is on the next."""
     settings = load_settings(
         {"EVERLONG_DATA_DIR": str(tmp_path), "OTEL_METRICS_EXPORTER": "prometheus"}
@@ -157,11 +157,11 @@ async def test_a_worker_shows_its_metrics_until_it_stops(
     server: TemporalServer, tmp_path: Path
 ) -> None:
     port = find_free_port()
-    settings = measured(tmp_path, server.address, port)
+    settings = make_settings(tmp_path, server.address, port)
     with start_worker(settings, ["everlong.demo:agent"]) as worker:
         await worker.wait_for_output(READY, 30)
         url = f"http://127.0.0.1:{port}/metrics"
-        text = await got(url, lambda text: "temporal_worker_start_total" in text)
+        text = await scrape(url, lambda text: "temporal_worker_start_total" in text)
         assert 'service_name="everlong-worker"' in text
         worker.stop()
         assert worker.returncode == 0, worker.output()
@@ -169,10 +169,10 @@ async def test_a_worker_shows_its_metrics_until_it_stops(
 
 async def test_the_admin_server_shows_all_threads(server: TemporalServer, tmp_path: Path) -> None:
     port = find_free_port()
-    settings = measured(tmp_path, server.address, port - 1)
+    settings = make_settings(tmp_path, server.address, port - 1)
     with start_codec_server(settings, find_free_port(), 8233):
         url = f"http://127.0.0.1:{port}/metrics"
-        text = await got(url, lambda text: 'everlong_threads{status="active"}' in text)
+        text = await scrape(url, lambda text: 'everlong_threads{status="active"}' in text)
         assert 'service_name="everlong-admin"' in text
         assert "everlong_approvals_age_seconds" in text
 
@@ -181,10 +181,10 @@ async def test_without_temporal_the_admin_server_serves_values_and_no_gauges(
     tmp_path: Path,
 ) -> None:
     port, web_port = find_free_port(), find_free_port()
-    settings = measured(tmp_path, f"127.0.0.1:{find_free_port()}", port - 1)
+    settings = make_settings(tmp_path, f"127.0.0.1:{find_free_port()}", port - 1)
     with start_codec_server(settings, web_port, 8233) as admin:
         await admin.wait_for_output("metrics of all threads are not shown", 30)
-        assert "ok" in await got(f"http://127.0.0.1:{web_port}/healthz", bool)
+        assert "ok" in await scrape(f"http://127.0.0.1:{web_port}/healthz", bool)
         async with httpx.AsyncClient() as client:
             answer = await client.get(f"http://127.0.0.1:{port}/metrics")
         assert answer.status_code == 200

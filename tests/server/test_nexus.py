@@ -25,7 +25,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import PayloadTooLarge, StoreError
 from tests.support.fake_stores import CountingStore
 from tests.support.nexus_service import BEHIND, Caller, Factory, FactoryHandler, digest, goods
-from tests.support.payload_workflows import payloads_in
+from tests.support.payload_workflows import find_payloads
 
 DEADLINE_SECONDS = 90
 RUN_SECONDS_MAX = timedelta(seconds=30)
@@ -116,7 +116,7 @@ async def nexus_payloads(handle: WorkflowHandle[Any, Any]) -> list[Any]:
         for event in (await handle.fetch_history()).events
         if "nexus" in (event.WhichOneof("attributes") or "")
     ]
-    return [payload for event in events for payload in payloads_in(event)]
+    return [payload for event in events for payload in find_payloads(event)]
 
 
 @pytest.mark.guarantee(34)
@@ -151,8 +151,8 @@ async def test_a_too_large_input_fails_the_task_and_not_the_workflow(
     sides = Sides(await connect(server, stores[0]), await connect(server, stores[1]), thread_id)
     async with sides.running():
         handle = await sides.call("reverse", 3_000_000)
-        await until(lambda: failed_task(handle), "PayloadTooLarge", "nexus_offload")
-        await still_running(handle)
+        await poll_for_words(lambda: failed_task(handle), "PayloadTooLarge", "nexus_offload")
+        await check_running(handle)
         await handle.terminate()
     assert (stores[0].puts, stores[1].puts) == (0, 0)
 
@@ -165,8 +165,8 @@ async def test_the_server_retries_a_too_large_result(
     sides = Sides(await connect(server, stores[0]), await connect(server, stores[1]), thread_id)
     async with sides.running():
         handle = await sides.call("produce", 3_000_000)
-        await until(lambda: pending_operation(handle), "PayloadTooLarge", "nexus_offload")
-        await still_running(handle)
+        await poll_for_words(lambda: pending_operation(handle), "PayloadTooLarge", "nexus_offload")
+        await check_running(handle)
         await handle.terminate()
     assert (stores[0].puts, stores[1].puts) == (0, 0)
 
@@ -180,14 +180,14 @@ async def test_a_too_large_result_of_a_workflow_behind_an_operation_fails_its_ta
     async with sides.running():
         handle = await sides.call("produce_run", 3_000_001)
         behind = sides.handler.get_workflow_handle("producing-3000001")
-        await until(lambda: failed_task(behind), "PayloadTooLarge", "nexus_offload")
-        await still_running(behind)
-        await still_running(handle)
+        await poll_for_words(lambda: failed_task(behind), "PayloadTooLarge", "nexus_offload")
+        await check_running(behind)
+        await check_running(handle)
         await handle.terminate()
         await behind.terminate()
 
 
-async def until(look: Callable[[], Awaitable[str]], *words: str) -> None:
+async def poll_for_words(look: Callable[[], Awaitable[str]], *words: str) -> None:
     """Wait until what is looked at holds all words."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     text = ""
@@ -228,5 +228,5 @@ def messages(failure: Failure) -> Iterator[str]:
         failure = failure.cause
 
 
-async def still_running(handle: WorkflowHandle[Any, Any]) -> None:
+async def check_running(handle: WorkflowHandle[Any, Any]) -> None:
     assert (await handle.describe()).status == WorkflowExecutionStatus.RUNNING

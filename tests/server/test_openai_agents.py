@@ -97,7 +97,7 @@ def no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     set_tracing_disabled(True)
 
 
-def theirs(steps: int) -> Plugin:
+def build_their_plugin(steps: int) -> Plugin:
     plugin: Plugin = OpenAIAgentsPlugin(
         model_params=ModelActivityParameters(start_to_close_timeout=timedelta(seconds=30)),
         model_provider=testing.TestModelProvider(FakeModel(steps)),
@@ -105,8 +105,8 @@ def theirs(steps: int) -> Plugin:
     return plugin
 
 
-def ordered(order: str, store: CountingStore, steps: int) -> list[Any]:
-    plugins = [EverlongPlugin(store=store), theirs(steps)]
+def connect_in_order(order: str, store: CountingStore, steps: int) -> list[Any]:
+    plugins = [EverlongPlugin(store=store), build_their_plugin(steps)]
     return plugins if order == "ours first" else plugins[::-1]
 
 
@@ -132,7 +132,7 @@ async def test_long_runs_complete_with_a_small_history_and_replay(
     server: TemporalServer, thread_id: str, order: str, steps: int
 ) -> None:
     store = CountingStore()
-    client = await Client.connect(server.address, plugins=ordered(order, store, steps))
+    client = await Client.connect(server.address, plugins=connect_in_order(order, store, steps))
     handle = await read(client, thread_id, steps)
     assert await history_bytes(handle) <= HISTORY_BYTES_MAX
     assert store.puts > 0
@@ -140,7 +140,7 @@ async def test_long_runs_complete_with_a_small_history_and_replay(
     # In the other order: whoever replays need not know in which one it ran.
     [other] = set(ORDERS) - {order}
     puts = store.puts
-    replayer = Replayer(workflows=[Reader], plugins=ordered(other, store, steps))
+    replayer = Replayer(workflows=[Reader], plugins=connect_in_order(other, store, steps))
     await replayer.replay_workflow(history)
     assert store.puts == puts
 
@@ -149,6 +149,6 @@ async def test_long_runs_complete_with_a_small_history_and_replay(
 async def test_without_the_plugin_fewer_steps_take_more_history(
     server: TemporalServer, thread_id: str
 ) -> None:
-    client = await Client.connect(server.address, plugins=[theirs(STEPS_WITHOUT)])
+    client = await Client.connect(server.address, plugins=[build_their_plugin(STEPS_WITHOUT)])
     handle = await read(client, thread_id, STEPS_WITHOUT)
     assert await history_bytes(handle) > max(10_000 * STEPS_WITHOUT**2, 2 * HISTORY_BYTES_MAX)

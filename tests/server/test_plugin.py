@@ -343,11 +343,11 @@ COUNT = 24
 RESULT_BYTES = 40_000
 
 
-def worker_of(client: Client, queue: str) -> Worker:
+def make_worker(client: Client, queue: str) -> Worker:
     return Worker(client, task_queue=queue, workflows=[Gatherer], activities=[numbered_result])
 
 
-async def until_gathered(client: Client, thread_id: str) -> None:
+async def wait_until_gathered(client: Client, thread_id: str) -> None:
     handle = client.get_workflow_handle(thread_id)
     async with asyncio.timeout(60):
         while await handle.query("steps") < COUNT:
@@ -359,15 +359,15 @@ async def test_stopping_one_worker_leaves_the_prefetches_of_the_other_alone(
 ) -> None:
     store = SlowStore()
     async with open_threads(server.address, store) as threads:
-        async with worker_of(threads.client, thread_id):
+        async with make_worker(threads.client, thread_id):
             await threads.client.start_workflow(
                 Gatherer.run, args=[COUNT, RESULT_BYTES], id=thread_id, task_queue=thread_id
             )
-            await until_gathered(threads.client, thread_id)
+            await wait_until_gathered(threads.client, thread_id)
     # Another process, as far as caches go.
     async with open_threads(server.address, store) as threads:
-        other = worker_of(threads.client, f"{thread_id}-other")
-        async with worker_of(threads.client, thread_id):
+        other = make_worker(threads.client, f"{thread_id}-other")
+        async with make_worker(threads.client, thread_id):
             async with other:
                 store._get_seconds = 0.3
                 gets = store.gets

@@ -131,7 +131,7 @@ class Fleet:
             away.rename(self.blobs)
 
 
-async def eventually(check: Callable[[], Awaitable[list[Any]]], seconds: float = 90) -> None:
+async def wait_until(check: Callable[[], Awaitable[list[Any]]], seconds: float = 90) -> None:
     """Wait until nothing is missing any more."""
     deadline = time.monotonic() + seconds
     while missing := await check():
@@ -139,7 +139,7 @@ async def eventually(check: Callable[[], Awaitable[list[Any]]], seconds: float =
         await asyncio.sleep(0.5)
 
 
-async def live_through(fleet: Fleet, thread_id: str) -> None:
+async def exercise_threads(fleet: Fleet, thread_id: str) -> None:
     """Have threads do all that is measured."""
     first = fleet.worker()
     prometheus = fleet.prometheus()
@@ -148,45 +148,47 @@ async def live_through(fleet: Fleet, thread_id: str) -> None:
         fleet.server.address, store, inline_bytes_max=INLINE_BYTES_MAX
     ) as threads:
         threads.task_queue = QUEUE
-        asking = await started(threads, f"{thread_id}-asking", Policy())
+        asking = await start_and_wait(threads, f"{thread_id}-asking", Policy())
         await first.wait_for_output(READY, 60)
         await prometheus.wait_for_output("Server is ready to receive web requests", 30)
         await asking.send("restart")
         [approval] = await asking.pending()
-        await eventually(lambda: counted(fleet, 'up{job="everlong-worker"}'))
+        await wait_until(lambda: find_counted(fleet, 'up{job="everlong-worker"}'))
         first.stop()
 
         second, admin = fleet.worker(), fleet.admin()
         await second.wait_for_output(READY, 60)
         await admin.wait_for_output(CODEC_SERVER_READY, 60)
-        await eventually(lambda: counted(fleet, "everlong_approvals_pending"))
+        await wait_until(lambda: find_counted(fleet, "everlong_approvals_pending"))
         await asking.decide(approval.id)  # A resume: this worker has not seen the thread.
         small = Policy(compact_at_bytes=8 * limits.KIB, compact_to_bytes=4 * limits.KIB)
-        reading = await started(threads, f"{thread_id}-reading", small)
+        reading = await start_and_wait(threads, f"{thread_id}-reading", small)
         # Limits are counted once they are journalled: of a paused thread, when it rests.
         failing = Policy(same_failure_max=2, idle_seconds=1)
-        looping = await started(threads, f"{thread_id}-looping", failing)
+        looping = await start_and_wait(threads, f"{thread_id}-looping", failing)
         await asyncio.gather(reading.send("read"), looping.send("loop"))
-        await asyncio.gather(asking.answered(), reading.answered(), looping.is_("paused"))
+        await asyncio.gather(
+            asking.wait_for_answers(), reading.wait_for_answers(), looping.wait_for_status("paused")
+        )
         with fleet.outage():
             await asking.send("hello")
-            await eventually(lambda: counted(fleet, "everlong_holds_total"))
-        await asking.answered(2)
+            await wait_until(lambda: find_counted(fleet, "everlong_holds_total"))
+        await asking.wait_for_answers(2)
         await threads.client.execute_workflow(
             SWEEPER_WORKFLOW, SweepOptions(), id=f"{thread_id}-sweep", task_queue=QUEUE
         )
 
 
-async def started(threads: Threads, thread_id: str, policy: Policy) -> DrivenThread:
+async def start_and_wait(threads: Threads, thread_id: str, policy: Policy) -> DrivenThread:
     await threads.start(thread_id, policy)
     return DrivenThread(threads, thread_id)
 
 
-async def counted(fleet: Fleet, name: str) -> list[str]:
+async def find_counted(fleet: Fleet, name: str) -> list[str]:
     return [] if await fleet.query(f"{name} > 0") else [name]
 
 
-async def unknown(fleet: Fleet) -> list[str]:
+async def find_unknown_series(fleet: Fleet) -> list[str]:
     """Return the series that Prometheus has no sample of."""
     names = {name for metric in METRICS for name in series_names(metric)} | CORE.keys()
     found = await asyncio.gather(
@@ -226,11 +228,11 @@ async def test_prometheus_knows_every_metric_and_fires_the_alerts(
         server = await start_server(folder)
         cleanup.enter_context(server.process)
         fleet = Fleet(server, tmp_path, cleanup)
-        await live_through(fleet, thread_id)
-        await eventually(lambda: unknown(fleet))
+        await exercise_threads(fleet, thread_id)
+        await wait_until(lambda: find_unknown_series(fleet))
         await check_labels(fleet)
         # Those that wait for no time to pass.
-        await eventually(lambda: silent(fleet, {"EverlongFailureLoop", "EverlongStepsHeld"}))
+        await wait_until(lambda: silent(fleet, {"EverlongFailureLoop", "EverlongStepsHeld"}))
         groups = (await fleet.ask("rules"))["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         assert {rule["health"] for rule in rules} == {"ok"}, rules

@@ -16,7 +16,7 @@ from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
-from tests.support import fake_provider as told
+from tests.support import fake_provider
 from tests.support.fake_provider import ProviderServer, Response
 from tests.support.threads import Threads, open_threads
 
@@ -46,12 +46,16 @@ async def agent(
     await made.resolved_model.close()
 
 
-def replies(agent: Agent, *steps: tuple[str, told.Calls]) -> list[told.Json]:
-    said = told.responses if str(agent.model).startswith("openai") else told.anthropic
+def replies(agent: Agent, *steps: tuple[str, fake_provider.Calls]) -> list[fake_provider.Json]:
+    said = (
+        fake_provider.responses
+        if str(agent.model).startswith("openai")
+        else fake_provider.anthropic
+    )
     return [said(text, calls) for text, calls in steps]
 
 
-def point_to(monkeypatch: pytest.MonkeyPatch, provider: ProviderServer) -> None:
+def configure_provider(monkeypatch: pytest.MonkeyPatch, provider: ProviderServer) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", f"{provider.url}/v1")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", provider.url)
 
@@ -76,11 +80,11 @@ async def test_a_thread_works_with_a_providers_model_through_a_rate_limit_and_an
     limited = Response(status=429, body=b"{}", headers={"retry-after": "2"})
     outage = Response(status=503, body=b"{}")
     async with ProviderServer(limited, call, outage, answer) as provider:
-        point_to(monkeypatch, provider)
+        configure_provider(monkeypatch, provider)
         async with open_threads(server.address, store, agent) as threads, threads.worker():
             began = time.monotonic()
             await threads.send(thread_id, "Is localhost known?")
-            status = await threads.answered(thread_id, 1)
+            status = await threads.wait_for_answers(thread_id, 1)
             conversation = await threads.conversation(thread_id)
             stored = await bodies(threads, thread_id)
     assert time.monotonic() - began >= 2, "the provider's Retry-After was waited for"
@@ -111,10 +115,10 @@ async def test_a_bad_key_ends_the_turn_at_once_and_is_never_shown(
         status=401, body={"error": {"message": f"bad key {SECRET}"}, "type": "error"}
     )
     async with ProviderServer(refused) as provider:
-        point_to(monkeypatch, provider)
+        configure_provider(monkeypatch, provider)
         async with open_threads(server.address, store, agent) as threads, threads.worker():
             await threads.send(thread_id, "hi")
-            status = await threads.answered(thread_id, 1)
+            status = await threads.wait_for_answers(thread_id, 1)
             history = await threads.client.get_workflow_handle(thread_id).fetch_history()
     assert len(provider.requests) == 1
     assert "API_KEY" in status.last_failure
@@ -131,7 +135,7 @@ async def test_a_worker_closes_its_models_and_the_next_one_opens_them_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with ProviderServer(*replies(agent, ("Here.", []))) as provider:
-        point_to(monkeypatch, provider)
+        configure_provider(monkeypatch, provider)
         async with open_threads(server.address, store, agent) as threads:
             async with threads.worker():
                 pass
@@ -139,7 +143,7 @@ async def test_a_worker_closes_its_models_and_the_next_one_opens_them_again(
             for number in (1, 2):
                 async with threads.worker():
                     await threads.send(thread_id, "hi")
-                    await threads.answered(thread_id, number)
+                    await threads.wait_for_answers(thread_id, number)
                     assert provider.connections == 1
                 async with asyncio.timeout(90):
                     while provider.connections:
@@ -156,9 +160,9 @@ async def test_an_invalid_reply_is_requested_again(
 ) -> None:
     [answer] = replies(agent, ("Here.", []))
     async with ProviderServer(Response(body=b"<html>"), answer) as provider:
-        point_to(monkeypatch, provider)
+        configure_provider(monkeypatch, provider)
         async with open_threads(server.address, store, agent) as threads, threads.worker():
             await threads.send(thread_id, "hi")
-            await threads.answered(thread_id, 1)
+            await threads.wait_for_answers(thread_id, 1)
             assert (await threads.conversation(thread_id))[-1].text == "Here."
     assert len(provider.requests) == 2

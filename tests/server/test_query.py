@@ -26,14 +26,14 @@ from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.server.test_archive import say
 from tests.server.test_cli_threads import open_cli
-from tests.support.governed_agent import governed
+from tests.support.governed_agent import build_governed_agent
 from tests.support.sample_archive import build_thread
 from tests.support.threads import Threads, open_threads
 
 
 @pytest.fixture
 async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
-    async with open_threads(server.address, store, governed()) as opened:
+    async with open_threads(server.address, store, build_governed_agent()) as opened:
         yield opened
 
 
@@ -48,7 +48,7 @@ async def test_a_query_reads_only_named_columns_and_needs_no_worker(
         await say(threads, other, "hello")
         await archive(client, packs, other, then="close")
         heads = {each: (await read_status(client, each)).head for each in (thread_id, other)}
-    await (await build_thread(packs, archived)).archived()
+    await (await build_thread(packs, archived)).write_archive()
     ids = [thread_id, other, archived]
     # From here on nobody could answer for a thread.
     assert {each: await find_head(client, each) for each in heads} == heads
@@ -189,7 +189,7 @@ async def test_reading_stops_at_its_time_limit_even_within_a_batch(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
-    await (await build_thread(packs, thread_id)).archived()
+    await (await build_thread(packs, thread_id)).write_archive()
 
     async def hangs(*_arguments: object) -> bytes:
         await asyncio.sleep(3600)

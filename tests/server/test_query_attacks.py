@@ -14,7 +14,7 @@ from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.embedded.server import find_free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
-from tests.support.query_fuzzer import children
+from tests.support.query_fuzzer import list_children
 from tests.support.query_runner import ENDLESS
 
 pytestmark = [
@@ -41,7 +41,7 @@ READS = (
 )
 
 
-class Serving:
+class RunningServer:
     """A server that runs."""
 
     def __init__(self, process: ManagedProcess, port: int, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Serving:
         """Wait until so many queries run, with a folder for each."""
         async with asyncio.timeout(30):
             while (
-                len(children(self.process.pid)) != count
+                len(list_children(self.process.pid)) != count
                 or len(list(self.folder.glob("everlong-query-*"))) != count
             ):
                 await asyncio.sleep(0.05)
@@ -71,7 +71,7 @@ class Serving:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def serving(
     server: TemporalServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Serving]:
+) -> AsyncIterator[RunningServer]:
     folder = tmp_path_factory.mktemp("serving")
     (folder / "tmp").mkdir()
     port = find_free_port()
@@ -87,28 +87,28 @@ async def serving(
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     with ManagedProcess("serve", arguments, env=env, log=folder / "log") as started:
         await started.wait_for_output(CODEC_SERVER_READY, 60)
-        yield Serving(started, port, folder / "tmp")
+        yield RunningServer(started, port, folder / "tmp")
 
 
-async def asked(client: httpx.AsyncClient, sql: str) -> httpx.Response:
+async def post_query(client: httpx.AsyncClient, sql: str) -> httpx.Response:
     return await client.post("/query", json={"sql": sql})
 
 
 @pytest.mark.guarantee(102)
-async def test_attacks_leave_the_server_small_and_others_served(serving: Serving) -> None:
+async def test_attacks_leave_the_server_small_and_others_served(serving: RunningServer) -> None:
     async with serving.user("ana") as ana, serving.user("bob") as bob:
-        bombs = asyncio.gather(*(asked(ana, sql) for sql in BOMBS))
+        bombs = asyncio.gather(*(post_query(ana, sql) for sql in BOMBS))
         served = []
         while not bombs.done():
             started = time.monotonic()
-            answer = await asked(bob, "select 1 as one")
+            answer = await post_query(bob, "select 1 as one")
             assert answer.json()["rows"] == [[1]]
             served.append(time.monotonic() - started)
         statuses = {answer.status_code for answer in await bombs}
         assert statuses <= {200, 422, 429}
         assert 422 in statuses
         for sql in READS:
-            answer = await asked(ana, sql)
+            answer = await post_query(ana, sql)
             assert answer.status_code == 422, sql
             assert answer.json()["error"]["type"] == "QueryRefused"
     assert len(served) >= 2
@@ -117,12 +117,12 @@ async def test_attacks_leave_the_server_small_and_others_served(serving: Serving
 
 
 @pytest.mark.guarantee(102)
-async def test_two_statements_of_a_user_do_not_block_the_others(serving: Serving) -> None:
+async def test_two_statements_of_a_user_do_not_block_the_others(serving: RunningServer) -> None:
     async with serving.user("ana") as ana, serving.user("bob") as bob:
-        endless = [asyncio.create_task(asked(ana, ENDLESS)) for _ in range(2)]
+        endless = [asyncio.create_task(post_query(ana, ENDLESS)) for _ in range(2)]
         await serving.until(2)
-        assert (await asked(bob, "select 1 as one")).json()["rows"] == [[1]]
-        refused = await asked(ana, "select 1 as one")
+        assert (await post_query(bob, "select 1 as one")).json()["rows"] == [[1]]
+        refused = await post_query(ana, "select 1 as one")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
         assert "You are running 2 queries already" in refused.json()["error"]["message"]
         for each in endless:
@@ -130,4 +130,4 @@ async def test_two_statements_of_a_user_do_not_block_the_others(serving: Serving
         await asyncio.wait(endless)
         # Closing the requests has cancelled the queries, and freed their slots.
         await serving.until(0)
-        assert (await asked(ana, "select 1 as one")).json()["rows"] == [[1]]
+        assert (await post_query(ana, "select 1 as one")).json()["rows"] == [[1]]

@@ -119,7 +119,7 @@ class Broken(Everything):
         raise RuntimeError("a bug, for a test")
 
 
-class _Nosy(WorkflowOutboundInterceptor):
+class _TamperingOutbound(WorkflowOutboundInterceptor):
     """Reads and changes the arguments, also while replaying."""
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
@@ -128,17 +128,17 @@ class _Nosy(WorkflowOutboundInterceptor):
         return super().start_activity(input)
 
 
-class _NosyInbound(WorkflowInboundInterceptor):
+class _TamperingInbound(WorkflowInboundInterceptor):
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
-        super().init(_Nosy(outbound))
+        super().init(_TamperingOutbound(outbound))
 
 
-class NosyInterceptor(Interceptor):
+class TamperingInterceptor(Interceptor):
     def workflow_interceptor_class(
         self,
         input: WorkflowInterceptorClassInput,  # noqa: A002
     ) -> type[WorkflowInboundInterceptor]:
-        return _NosyInbound
+        return _TamperingInbound
 
 
 def other_plugin() -> SimplePlugin:
@@ -153,7 +153,7 @@ def other_plugin() -> SimplePlugin:
             existing, restrictions=existing.restrictions.with_passthrough_modules("json")
         )
 
-    return SimplePlugin("test.Other", interceptors=[NosyInterceptor()], workflow_runner=runner)
+    return SimplePlugin("test.Other", interceptors=[TamperingInterceptor()], workflow_runner=runner)
 
 
 RUNNERS: dict[str, Callable[[], WorkflowRunner]] = {
@@ -214,7 +214,7 @@ class World:
         )
 
 
-async def until_done(handle: WorkflowHandle[Any, Any], rounds: int) -> str:
+async def wait_for_rounds(handle: WorkflowHandle[Any, Any], rounds: int) -> str:
     async with asyncio.timeout(60):
         while not (answer := await handle.query("done")).startswith(f"{rounds} "):
             await asyncio.sleep(0.05)
@@ -240,7 +240,7 @@ async def test_a_cold_resume_a_closed_run_and_a_replayer_write_nothing(
     world = World(server.address, others, runner, f"queue-{thread_id}")
     async with world.cold() as client:
         handle = await world.start(client, thread_id)
-        first = await until_done(handle, 1)
+        first = await wait_for_rounds(handle, 1)
         assert await handle.execute_update(Everything.echo, noise("update", SIZE)) == noise(
             "update", SIZE
         )
@@ -251,7 +251,7 @@ async def test_a_cold_resume_a_closed_run_and_a_replayer_write_nothing(
     async with world.cold() as client:
         handle = client.get_workflow_handle(thread_id, result_type=str)
         await handle.signal(Everything.go)
-        second = await until_done(handle, 2)
+        second = await wait_for_rounds(handle, 2)
         # What one round writes: the inputs, results and signals of one activity and one child, the
         # result of one local activity, memos, details. Of equal payloads in a thread, one is written.
         assert puts < world.store.puts <= puts + 11
@@ -311,17 +311,17 @@ async def test_a_workflow_continues_after_a_failed_task(
     world = World(server.address, "alone", "sandboxed", f"queue-{thread_id}")
     async with world.cold() as client:
         handle = await world.start(client, thread_id)
-        await until_done(handle, 1)
+        await wait_for_rounds(handle, 1)
     async with world.cold(Broken) as client:
         handle = client.get_workflow_handle(thread_id, result_type=str)
         await handle.signal(Everything.go)
         async with asyncio.timeout(90):
-            while not await events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED):
+            while not await list_event_ids(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED):
                 await asyncio.sleep(0.1)
     puts = world.store.puts
     async with world.cold() as client:
         handle = client.get_workflow_handle(thread_id, result_type=str)
-        await until_done(handle, 2)
+        await wait_for_rounds(handle, 2)
         assert world.store.puts > puts
         await handle.signal(Everything.go)
         assert len(await handle.result()) == SIZE
@@ -334,14 +334,14 @@ async def test_a_reset_workflow_sends_the_same_commands(
     world = World(server.address, "alone", "sandboxed", f"queue-{thread_id}")
     async with world.cold() as client:
         handle = await world.start(client, thread_id)
-        await until_done(handle, 1)
+        await wait_for_rounds(handle, 1)
         await handle.signal(Everything.go)
-        await until_done(handle, 2)
+        await wait_for_rounds(handle, 2)
         await handle.signal(Everything.go)
         result = await handle.result()
     async with world.cold() as client:
         handle = client.get_workflow_handle(thread_id, result_type=str)
-        tasks = await events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED)
+        tasks = await list_event_ids(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED)
         # Before the first round's activity has answered: all that follows is done again.
         reset = await client.workflow_service.reset_workflow_execution(
             ResetWorkflowExecutionRequest(
@@ -360,7 +360,7 @@ async def test_a_reset_workflow_sends_the_same_commands(
         assert await again.result() == result
 
 
-async def events_of(handle: WorkflowHandle[Any, Any], kind: EventType.ValueType) -> list[int]:
+async def list_event_ids(handle: WorkflowHandle[Any, Any], kind: EventType.ValueType) -> list[int]:
     return [
         event.event_id async for event in handle.fetch_history_events() if event.event_type == kind
     ]

@@ -37,12 +37,12 @@ class Patient:
         return len(self._notes)
 
 
-def finished(threads: Threads) -> list[ReadableSpan]:
+def list_resumes(threads: Threads) -> list[ReadableSpan]:
     return [span for span in threads.spans.get_finished_spans() if span.name == RESUME]
 
 
 def spans(threads: Threads) -> list[dict[str, Any]]:
-    return [dict(span.attributes or {}) for span in finished(threads)]
+    return [dict(span.attributes or {}) for span in list_resumes(threads)]
 
 
 def duration(span: ReadableSpan) -> float:
@@ -51,7 +51,7 @@ def duration(span: ReadableSpan) -> float:
     return (span.end_time - span.start_time) / 1e9
 
 
-def parts_of(span: dict[str, Any]) -> list[float]:
+def list_parts(span: dict[str, Any]) -> list[float]:
     return [span[f"everlong.resume.{part}_seconds"] for part in PARTS]
 
 
@@ -83,9 +83,9 @@ async def test_a_cold_resume_is_one_span_and_a_warm_step_is_none(
         assert span["everlong.resume.events"] >= 10
         assert span["everlong.resume.cause"] == "new_worker"
         assert span["everlong.resume.attempt"] == 1
-        [resume] = finished(threads)
+        [resume] = list_resumes(threads)
         assert 0 < duration(resume) < 5
-        assert sum(parts_of(span)) == pytest.approx(duration(resume))
+        assert sum(list_parts(span)) == pytest.approx(duration(resume))
         assert resume.context is not None
         children = [
             each
@@ -93,7 +93,7 @@ async def test_a_cold_resume_is_one_span_and_a_warm_step_is_none(
             if each.parent is not None and each.parent.span_id == resume.context.span_id
         ]
         assert [each.name for each in children] == [f"{RESUME}.{part}" for part in PARTS]
-        assert [duration(each) for each in children] == pytest.approx(parts_of(span))
+        assert [duration(each) for each in children] == pytest.approx(list_parts(span))
         starts = [each.start_time for each in children]
         assert [resume.start_time, *(each.end_time for each in children)] == [
             *starts,
@@ -190,7 +190,7 @@ async def test_rolls_are_not_resumes(
 ) -> None:
     async with open_threads(server.address, store, reading_agent(40)) as threads, threads.worker():
         await threads.send(thread_id, "read")
-        status = await threads.answered(thread_id, 1)
+        status = await threads.wait_for_answers(thread_id, 1)
         assert status.counters.runs == 2
         # A question that meets the run which has just rolled may replay that one.
         assert [span for span in spans(threads) if span["everlong.resume.end"] != "query"] == []

@@ -25,9 +25,9 @@ from tests.support.payload_workflows import (
     Notebook,
     Xor,
     annotate,
-    encodings_in,
+    find_payloads,
     letters,
-    payloads_in,
+    list_encodings,
 )
 
 Phase = Literal["plain", "read", "write"]
@@ -96,8 +96,8 @@ class Rollout:
 
     async def check_plain(self, events: Sequence[HistoryEvent]) -> None:
         """Check that a reader without the plugin can read all that is in some events."""
-        assert not any(b"everlong" in encoding for encoding in encodings_in(events))
-        payloads = [payload for event in events for payload in payloads_in(event)]
+        assert not any(b"everlong" in encoding for encoding in list_encodings(events))
+        payloads = [payload for event in events for payload in find_payloads(event)]
         assert len(await self._converter.decode(payloads)) == len(payloads) > 0
 
 
@@ -123,7 +123,7 @@ async def test_a_run_survives_the_rollout_and_the_rollback(rollout: Rollout) -> 
         added = (await rollout.events())[before:]
         if phase == "write" or number == len(phases) - 1:
             assert rollout.store.puts > puts
-            assert any(b"everlong" in encoding for encoding in encodings_in(added))
+            assert any(b"everlong" in encoding for encoding in list_encodings(added))
         else:
             assert rollout.store.puts == puts
             await rollout.check_plain(added)
@@ -189,7 +189,7 @@ async def test_mode_read_applies_only_the_teams_own_codec(
         await rollout.finish("plain")
     assert rollout.store.puts == 0
     events = await rollout.events()
-    assert encodings_in(events) == {b"test/xor"}
+    assert list_encodings(events) == {b"test/xor"}
     await rollout.check_plain(events)
 
 

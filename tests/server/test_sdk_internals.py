@@ -14,8 +14,8 @@ from everlong.embedded import TemporalServer
 from everlong.interceptors import sdk_internals
 from tests.server.test_nexus import Sides, answer, connect
 from tests.support.fake_stores import CountingStore
-from tests.support.loop_workflows import ListLoop, Loop, expected, next_result
-from tests.support.missing_sdk_apis import REMOVALS, warnings_of
+from tests.support.loop_workflows import ListLoop, Loop, compute_expected, next_result
+from tests.support.missing_sdk_apis import REMOVALS, list_warnings
 
 LOOP = Loop(steps=6, result_bytes=30_000, wait_at=3)
 
@@ -30,7 +30,7 @@ async def cold_worker(
         yield client
 
 
-async def until_waiting(handle: WorkflowHandle[Any, Any]) -> None:
+async def wait_until_waiting(handle: WorkflowHandle[Any, Any]) -> None:
     async with asyncio.timeout(90):
         while await handle.query("steps") < LOOP.wait_at:
             await asyncio.sleep(0.05)
@@ -52,20 +52,20 @@ async def test_a_workflow_runs_resumes_and_replays_without_a_private_api(
     store = CountingStore()
     async with cold_worker(server, store, thread_id) as client:
         handle = await client.start_workflow(ListLoop.run, LOOP, id=thread_id, task_queue=thread_id)
-        await until_waiting(handle)
+        await wait_until_waiting(handle)
     put = store.puts
     async with cold_worker(server, store, thread_id) as client:
         handle = client.get_workflow_handle_for(ListLoop.run, thread_id)
-        await until_waiting(handle)
+        await wait_until_waiting(handle)
         written = store.puts - put
         await handle.signal(ListLoop.go)
-        assert await handle.result() == expected(LOOP)
+        assert await handle.result() == compute_expected(LOOP)
     plugins = [EverlongPlugin(store=store)]
     await Replayer(workflows=[ListLoop], plugins=plugins).replay_workflow(
         await handle.fetch_history()
     )
     assert sdk_internals._off == features
-    assert len(warnings_of(caplog)) == len(features)
+    assert len(list_warnings(caplog)) == len(features)
     # Only without the hooks does a replay write again.
     assert (written > 0) == (sdk_internals.HOOKS in features)
     sdk_internals._off.clear()
@@ -90,8 +90,8 @@ async def test_a_hook_that_meets_messages_of_another_shape_fails_no_workflow(
         result = await client.execute_workflow(
             ListLoop.run, loop, id=thread_id, task_queue=thread_id
         )
-    assert result == expected(loop)
-    assert len(warnings_of(caplog)) == 1
+    assert result == compute_expected(loop)
+    assert len(list_warnings(caplog)) == 1
     sdk_internals._off.clear()
 
 
@@ -108,5 +108,5 @@ async def test_an_operation_result_stays_readable_without_the_sdks_nexus_context
     async with sides.running():
         handle = await sides.call("reverse_run", 100_000)
         assert await handle.result() == answer("reverse_run", 100_000, compressible=False)
-    assert len(warnings_of(caplog)) == 1
+    assert len(list_warnings(caplog)) == 1
     sdk_internals._off.clear()

@@ -18,7 +18,7 @@ from everlong.codecs.sdk_storage import EverlongStorageDriver
 from everlong.embedded import TemporalServer
 from everlong.errors import BlobCorrupt, RefRefused
 from tests.support.fake_stores import CountingStore
-from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS, ListLoop, Loop, expected
+from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS, ListLoop, Loop, compute_expected
 
 KEYS = {"k1": bytes(range(32))}
 
@@ -42,7 +42,7 @@ async def test_a_list_loop_runs_on_external_storage_and_is_deduplicated(
         result = await client.execute_workflow(
             ListLoop.run, loop, id=thread_id, task_queue=thread_id
         )
-    assert result == expected(loop)
+    assert result == compute_expected(loop)
     stored = sum([info.size_bytes async for info in store.list("v1/")])
     raw = sum(range(31)) * 20_000
     assert stored < raw / 10

@@ -22,7 +22,7 @@ from everlong.models.search_attributes import (
 )
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from tests.server.test_ask import asked
+from tests.server.test_ask import ask_ops
 from tests.support.scripted_agents import call, reading_agent
 from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 from tests.support.threads import open_threads
@@ -30,7 +30,7 @@ from tests.support.threads import open_threads
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
 
 
-async def says(thread: DrivenThread, **expected: object) -> dict[str, Any]:
+async def wait_for_attributes(thread: DrivenThread, **expected: object) -> dict[str, Any]:
     """Wait until the attributes of a thread are as expected."""
     shown: dict[str, Any] = {}
     for _ in range(200):
@@ -67,26 +67,28 @@ async def test_a_thread_is_found_by_agent_status_and_pending_approvals(drive: Dr
     async with drive([agent]) as thread:
         await thread.send()
         approvals = await thread.pending(2)
-        await says(thread, Agent="ops", Status="approval", Reason="", PendingApprovals=2)
+        await wait_for_attributes(
+            thread, Agent="ops", Status="approval", Reason="", PendingApprovals=2
+        )
         query = "EverlongStatus = 'approval' AND EverlongPendingApprovals > 1"
         assert await found(thread, query) == [thread.thread_id]
         await thread.decide(approvals[0].id)
-        await says(thread, Status="approval", PendingApprovals=1)
+        await wait_for_attributes(thread, Status="approval", PendingApprovals=1)
         await thread.decide(approvals[1].id)
-        await thread.answered()
-        await says(thread, Status="active", PendingApprovals=0)
+        await thread.wait_for_answers()
+        await wait_for_attributes(thread, Status="active", PendingApprovals=0)
 
 
 async def test_search_attributes_show_a_pause_and_its_author(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask()
-        await says(thread, Status="active", Reason="")
+        await wait_for_attributes(thread, Status="active", Reason="")
         await thread.handle.signal("pause")
-        await says(thread, Status="paused", Reason="person")
+        await wait_for_attributes(thread, Status="paused", Reason="person")
         await thread.handle.signal("unpause")
-        await says(thread, Status="active", Reason="")
+        await wait_for_attributes(thread, Status="active", Reason="")
         await thread.stop()
-        await says(thread, Status="stopped", Reason="")
+        await wait_for_attributes(thread, Status="stopped", Reason="")
 
 
 async def test_attributes_survive_a_roll_without_a_rewrite(drive: Drive) -> None:
@@ -94,7 +96,7 @@ async def test_attributes_survive_a_roll_without_a_rewrite(drive: Drive) -> None
         await thread.ask()
         runs = (await thread.status()).counters.runs
         assert runs >= 3
-        await says(thread, Agent="ops", Status="active")
+        await wait_for_attributes(thread, Agent="ops", Status="active")
         upserts = [
             set(
                 event.upsert_workflow_search_attributes_event_attributes.search_attributes.indexed_fields
@@ -130,7 +132,7 @@ async def test_a_thread_is_started_with_its_attributes_and_writes_its_size_when_
         before = (await handle.describe()).typed_search_attributes
         assert (before[AGENT], before[STATUS], before[PENDING]) == ("ops", "active", 0)
         async with threads.worker():
-            await asked(threads, thread_id, "read")
+            await ask_ops(threads, thread_id, "read")
             history = await handle.fetch_history()
             after = (await handle.describe()).typed_search_attributes
     assert after[GROWTH] > after[STATE_BYTES] > 0, "growth counts from the start, over ten minutes"
@@ -157,7 +159,7 @@ async def test_threads_run_without_the_attributes_on_the_server(
     async with drive([ECHO]) as thread:
         assert await thread.ask() == "heard"
         await thread.handle.signal("pause")
-        await thread.is_("paused")
+        await thread.wait_for_status("paused")
         assert "EverlongStatus" not in await thread.attributes()
 
 
@@ -188,7 +190,7 @@ async def test_a_worker_whose_first_calls_fail_writes_attributes_once_one_succee
         calls = asked
         await thread.send()
         await thread.pending(1)
-        await says(thread, Status="approval", PendingApprovals=1)
+        await wait_for_attributes(thread, Status="approval", PendingApprovals=1)
     assert asked <= calls + 1, "once the answer is known, only the program that sends asks, once"
 
 
@@ -208,4 +210,4 @@ async def test_attributes_added_later_need_no_new_worker(drive: Drive, monkeypat
             while not thread.threads.plugin._activities.attribute_namespaces:
                 await asyncio.sleep(0.02)
         await thread.ask()
-        await says(thread, Agent="ops")
+        await wait_for_attributes(thread, Agent="ops")

@@ -24,7 +24,7 @@ from everlong.storage import open_store
 from tests.server.test_query_attacks import BOMBS, READS
 from tests.support import forged_packs
 from tests.support.forged_packs import MIB, as_json, refs
-from tests.support.query_fuzzer import children
+from tests.support.query_fuzzer import list_children
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -39,7 +39,7 @@ HOSTILE_IDS: Final = ("%20%20", "%E2%80%A8", "a%E2%80%AEb", "%FF%FE", "a%0Ab", "
 Attack = Callable[[], Awaitable[set[int]]]
 
 
-class Serving:
+class RunningServer:
     """A server that runs, over a store that others may write."""
 
     def __init__(self, process: ManagedProcess, port: int, root: Path) -> None:
@@ -58,7 +58,7 @@ class Serving:
         return forged_packs.peak_bytes(self.process.pid)
 
     def look_at_children(self) -> None:
-        for pid in children(self.process.pid):
+        for pid in list_children(self.process.pid):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 self.child_peak_bytes = max(
                     self.child_peak_bytes, forged_packs.peak_bytes(int(pid))
@@ -68,7 +68,7 @@ class Serving:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def serving(
     server: TemporalServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Serving]:
+) -> AsyncIterator[RunningServer]:
     folder = tmp_path_factory.mktemp("attacked")
     root = folder / "blobs"
     open_store(root.as_uri())
@@ -83,10 +83,10 @@ async def serving(
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     with ManagedProcess("serve", arguments, env=env, log=folder / "log") as started:
         await started.wait_for_output(CODEC_SERVER_READY, 60)
-        yield Serving(started, port, root)
+        yield RunningServer(started, port, root)
 
 
-def attacks(serving: Serving) -> dict[str, Attack]:  # noqa: C901 - one function for each attack
+def attacks(serving: RunningServer) -> dict[str, Attack]:  # noqa: C901 - one function for each attack
     """Return the attacks by name; each returns the statuses of its answers."""
     root = serving.root
 
@@ -164,7 +164,9 @@ def attacks(serving: Serving) -> dict[str, Attack]:  # noqa: C901 - one function
 
 
 @pytest.mark.full
-async def test_concurrent_attacks_leave_the_server_small_and_serving(serving: Serving) -> None:
+async def test_concurrent_attacks_leave_the_server_small_and_serving(
+    serving: RunningServer,
+) -> None:
     before_bytes = serving.peak_bytes
     rows: dict[str, tuple[float, set[int]]] = {}
     waits: list[float] = []

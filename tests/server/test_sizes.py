@@ -15,8 +15,8 @@ from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import PARTS
 from everlong.storage import BlobInfo, BlobStore
 from everlong.telemetry.spans import RESUME
-from tests.support.scripted_agents import one_call, reading_agent
-from tests.support.telemetry_reader import named, values
+from tests.support.scripted_agents import build_one_call_model, reading_agent
+from tests.support.telemetry_reader import find_spans, values
 from tests.support.threads import open_threads
 
 
@@ -83,14 +83,14 @@ async def test_a_resume_span_shows_the_wait_for_a_slow_store(
         async with threads.worker(workflows=[Reader]):
             await handle.signal(Reader.go)
             assert await handle.result() > 100_000
-        [resume] = named(threads, RESUME)
+        [resume] = find_spans(threads, RESUME)
         told = resume.attributes or {}
         assert told["everlong.resume.blobs"] == 1
         assert told["everlong.resume.cache.misses"] == 1
         assert told["everlong.resume.bytes"] > 1000  # type: ignore[operator]
         assert 0.3 <= told["everlong.resume.read_seconds"] < 5  # type: ignore[operator]
         for part in PARTS:
-            [child] = named(threads, f"{RESUME}.{part}")
+            [child] = find_spans(threads, f"{RESUME}.{part}")
             taken = ((child.end_time or 0) - (child.start_time or 0)) / 1e9
             assert taken == pytest.approx(told[f"everlong.resume.{part}_seconds"])
         whole = ((resume.end_time or 0) - (resume.start_time or 0)) / 1e9
@@ -141,7 +141,7 @@ async def test_sizes_and_waits_are_search_attributes(
     stored = SearchAttributeKey.for_int("EverlongStateBytes")
     asked_at = SearchAttributeKey.for_datetime("EverlongAskedAt")
     last_resume = SearchAttributeKey.for_float("EverlongLastResumeMs")
-    agent = Agent(name="ops", model=one_call("wait"), tools=[wait])
+    agent = Agent(name="ops", model=build_one_call_model("wait"), tools=[wait])
     async with open_threads(server.address, store, agent) as threads:
         async with threads.worker():
             await threads.send(thread_id, "please")
@@ -159,12 +159,12 @@ async def test_sizes_and_waits_are_search_attributes(
             await ThreadHandle(threads.client, thread_id).decide(
                 approval.id, approve=True, by="ada"
             )
-            await threads.answered(thread_id, 1)
+            await threads.wait_for_answers(thread_id, 1)
             now = await attributes()
             assert now.get(asked_at) is None
             [resume] = [
                 span
-                for span in named(threads, RESUME)
+                for span in find_spans(threads, RESUME)
                 if (span.attributes or {})["everlong.resume.end"] == "live"
             ]
             lasted_ms = ((resume.end_time or 0) - (resume.start_time or 0)) / 1e6

@@ -23,8 +23,8 @@ from everlong.storage.instrumented import READS
 from everlong.telemetry.spans import ACT, APPROVAL, CONTINUE_AS_NEW, RESUME
 from everlong.testing import ScriptedModel
 from tests.support.sample_payloads import noise, payload
-from tests.support.scripted_agents import call, one_call, results
-from tests.support.telemetry_reader import named, values
+from tests.support.scripted_agents import build_one_call_model, call, results
+from tests.support.telemetry_reader import find_spans, values
 from tests.support.threads import open_threads
 
 SECRET = "the word is rosebud"
@@ -42,7 +42,7 @@ def broken() -> str:
     raise ValueError(SECRET)
 
 
-whispering = Agent(name="ops", model=one_call("whisper"), tools=[whisper])
+whispering = Agent(name="ops", model=build_one_call_model("whisper"), tools=[whisper])
 
 
 @pytest.mark.guarantee(80)
@@ -51,12 +51,12 @@ async def test_spans_hold_no_message_text(
 ) -> None:
     async with open_threads(server.address, store, whispering) as threads, threads.worker():
         number = await threads.send(thread_id, f"please: {SECRET}")
-        await threads.answered(thread_id, number)
+        await threads.wait_for_answers(thread_id, number)
         told = "".join(span.to_json() for span in threads.spans.get_finished_spans())
         assert "execute_tool whisper" in told
         assert "rosebud" not in told
         assert "rosebud" not in str(threads.metrics.get_metrics_data())
-        [execute] = named(threads, "execute_tool")
+        [execute] = find_spans(threads, "execute_tool")
         assert execute.attributes is not None
         assert execute.attributes["gen_ai.tool.call.id"] == "call-0"
         assert execute.attributes["gen_ai.conversation.id"] == thread_id
@@ -70,11 +70,11 @@ async def test_spans_hold_message_text_if_enabled(
         threads.worker(),
     ):
         number = await threads.send(thread_id, "please")
-        await threads.answered(thread_id, number)
-        [execute] = named(threads, "execute_tool")
+        await threads.wait_for_answers(thread_id, number)
+        [execute] = find_spans(threads, "execute_tool")
         assert execute.attributes is not None
         assert execute.attributes["gen_ai.tool.call.result"] == SECRET
-        chat = named(threads, "chat")[-1]
+        chat = find_spans(threads, "chat")[-1]
         assert chat.attributes is not None
         assert SECRET in str(chat.attributes["gen_ai.input.messages"])
         assert '"role":"assistant"' in str(chat.attributes["gen_ai.output.messages"])
@@ -87,10 +87,10 @@ async def test_the_senders_trace_links_to_the_turn(
         tracer = TracerProvider().get_tracer("team")
         with tracer.start_as_current_span("a web request") as request:
             number = await threads.send(thread_id, "please")
-        await threads.answered(thread_id, number)
-        [act] = named(threads, ACT)
-        [turn] = named(threads, "invoke_agent")
-        [chat, _] = named(threads, "chat")
+        await threads.wait_for_answers(thread_id, number)
+        [act] = find_spans(threads, ACT)
+        [turn] = find_spans(threads, "invoke_agent")
+        [chat, _] = find_spans(threads, "chat")
         assert act.parent is not None
         assert act.parent.span_id == request.get_span_context().span_id
         assert act.parent.trace_id == request.get_span_context().trace_id
@@ -114,18 +114,18 @@ async def test_the_teams_own_tracing_still_works(
         provider.add_span_processor(SimpleSpanProcessor(threads.spans))
         async with threads.worker():
             number = await threads.send(thread_id, "please")
-            await threads.answered(thread_id, number)
+            await threads.wait_for_answers(thread_id, number)
         places = {
             span.context.span_id: span.name
             for span in threads.spans.get_finished_spans()
             if span.context
         }
-        [turn] = named(threads, "invoke_agent")
+        [turn] = find_spans(threads, "invoke_agent")
         for name, activity in (
             ("chat", "RunActivity:everlong.call_model"),
             ("execute_tool", "RunActivity:everlong.run_tool"),
         ):
-            for span in named(threads, name):
+            for span in find_spans(threads, name):
                 assert span.parent is not None
                 assert places[span.parent.span_id] == activity
                 assert [link.context.span_id for link in span.links] == [turn.context.span_id]
@@ -143,8 +143,8 @@ async def test_the_span_of_a_failed_turn_has_no_message_text(
     agent = Agent(name="ops", model=ScriptedModel(script), tools=[broken])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         number = await threads.send(thread_id, "please")
-        await threads.answered(thread_id, number)
-        [turn] = named(threads, "invoke_agent")
+        await threads.wait_for_answers(thread_id, number)
+        [turn] = find_spans(threads, "invoke_agent")
         assert turn.status.status_code is StatusCode.ERROR
         assert turn.attributes is not None
         assert turn.attributes["everlong.turn.outcome"] == "failed"
@@ -152,7 +152,7 @@ async def test_the_span_of_a_failed_turn_has_no_message_text(
         assert turn.attributes["gen_ai.provider.name"] == "custom"
         failed = [
             span
-            for span in (*named(threads, "chat"), *named(threads, "execute_tool"))
+            for span in (*find_spans(threads, "chat"), *find_spans(threads, "execute_tool"))
             if span.status.status_code is StatusCode.ERROR
         ]
         types = [(span.attributes or {})["error.type"] for span in failed]
@@ -170,7 +170,7 @@ async def test_a_stopped_turn_has_a_span(
         """Wait for somebody."""
         return "done"
 
-    agent = Agent(name="ops", model=one_call("wait"), tools=[wait])
+    agent = Agent(name="ops", model=build_one_call_model("wait"), tools=[wait])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "please")
         await wait_for_status(
@@ -178,7 +178,7 @@ async def test_a_stopped_turn_has_a_span(
         )
         await ThreadHandle(threads.client, thread_id).stop(by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
-        [turn] = named(threads, "invoke_agent")
+        [turn] = find_spans(threads, "invoke_agent")
         assert turn.attributes is not None
         assert turn.attributes["everlong.turn.outcome"] == "failed"
 
@@ -186,11 +186,11 @@ async def test_a_stopped_turn_has_a_span(
 async def test_spans_hold_no_tool_name_invented_by_a_model(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    agent = Agent(name="ops", model=one_call("rosebud"))
+    agent = Agent(name="ops", model=build_one_call_model("rosebud"))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         number = await threads.send(thread_id, "please")
-        await threads.answered(thread_id, number)
-        [execute] = named(threads, "execute_tool")
+        await threads.wait_for_answers(thread_id, number)
+        [execute] = find_spans(threads, "execute_tool")
         assert execute.name == "execute_tool"
         assert "rosebud" not in execute.to_json()
 
@@ -213,7 +213,7 @@ async def test_a_tool_runs_once_even_if_spans_cannot_be_exported(
 
     provider = TracerProvider()
     provider.add_span_processor(Raising())
-    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
+    agent = Agent(name="ops", model=build_one_call_model("pay"), tools=[pay])
     plugin = EverlongPlugin(store=store, agents=[agent], tracer_provider=provider)
     client = await Client.connect(server.address, plugins=[plugin])
     async with Worker(client, task_queue=thread_id):
@@ -238,15 +238,15 @@ async def test_a_worker_does_not_inherit_the_trace_of_its_start(
         with tracer.start_as_current_span("start up"):
             async with threads.worker():
                 number = await threads.send(thread_id, "please")
-                await threads.answered(thread_id, number)
+                await threads.wait_for_answers(thread_id, number)
             async with threads.worker():  # Cold.
-                await threads.answered(thread_id, number)
-        [turn] = named(threads, "invoke_agent")
-        for span in named(threads, "chat"):
+                await threads.wait_for_answers(thread_id, number)
+        [turn] = find_spans(threads, "invoke_agent")
+        for span in find_spans(threads, "chat"):
             assert span.parent is not None
             assert turn.context is not None
             assert span.parent.span_id == turn.context.span_id
-        [resume] = named(threads, RESUME)
+        [resume] = find_spans(threads, RESUME)
         assert (resume.attributes or {})["everlong.resume.read_seconds"] < 10  # type: ignore[operator]
 
 
@@ -258,7 +258,12 @@ async def test_a_turn_that_rolls_has_a_span_in_each_run(
         """Wait for somebody."""
         return "done"
 
-    agent = Agent(name="ops", model=one_call("wait"), tools=[wait], policy=Policy(idle_seconds=0.5))
+    agent = Agent(
+        name="ops",
+        model=build_one_call_model("wait"),
+        tools=[wait],
+        policy=Policy(idle_seconds=0.5),
+    )
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "please")
         await wait_for_status(
@@ -266,13 +271,13 @@ async def test_a_turn_that_rolls_has_a_span_in_each_run(
         )
         await ThreadHandle(threads.client, thread_id).stop(by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
-        first, second = named(threads, "invoke_agent")
+        first, second = find_spans(threads, "invoke_agent")
         outcomes = [(each.attributes or {})["everlong.turn.outcome"] for each in (first, second)]
         assert outcomes == ["continued", "failed"]
-        [roll] = named(threads, CONTINUE_AS_NEW)
+        [roll] = find_spans(threads, CONTINUE_AS_NEW)
         assert roll.context is not None
         assert [link.context.span_id for link in second.links] == [roll.context.span_id]
-        [chat] = named(threads, "chat")
+        [chat] = find_spans(threads, "chat")
         assert chat.parent is not None
         assert first.context is not None
         assert chat.parent.span_id == first.context.span_id
@@ -288,7 +293,12 @@ async def test_an_approval_span_belongs_to_the_run_that_asked(
         """Wait for a person."""
         return "done"
 
-    agent = Agent(name="ops", model=one_call("wait"), tools=[wait], policy=Policy(idle_seconds=0.5))
+    agent = Agent(
+        name="ops",
+        model=build_one_call_model("wait"),
+        tools=[wait],
+        policy=Policy(idle_seconds=0.5),
+    )
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         number = await threads.send(thread_id, "please")
         await wait_for_status(
@@ -296,9 +306,9 @@ async def test_an_approval_span_belongs_to_the_run_that_asked(
         )
         [pending] = await read_pending(threads.client, thread_id)
         await ThreadHandle(threads.client, thread_id).decide(pending.id, approve=True, by="ada")
-        await threads.answered(thread_id, number)
-        first, second = named(threads, "invoke_agent")
-        [approval] = named(threads, APPROVAL)
+        await threads.wait_for_answers(thread_id, number)
+        first, second = find_spans(threads, "invoke_agent")
+        [approval] = find_spans(threads, APPROVAL)
         assert first.context is not None
         assert second.context is not None
         assert approval.context is not None
@@ -328,9 +338,9 @@ async def test_a_message_links_to_one_turn_however_often_the_model_is_called(
     agent = Agent(name="ops", model=ScriptedModel(script))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         number = await threads.send(thread_id, "please")
-        await threads.answered(thread_id, number)
-        first, second = named(threads, "chat")
-        [act] = named(threads, ACT)
+        await threads.wait_for_answers(thread_id, number)
+        first, second = find_spans(threads, "chat")
+        [act] = find_spans(threads, ACT)
         assert (act.end_time or 0) <= (first.start_time or 0) < (second.start_time or 0)
 
 
@@ -349,11 +359,11 @@ async def test_the_span_of_the_call_names_the_sub_agents_thread(
     boss = Agent(name="ops", model=ScriptedModel(script), tools=[helper])
     async with open_threads(server.address, store, boss) as threads, threads.worker():
         number = await threads.send(thread_id, "please")
-        await threads.answered(thread_id, number)
-        [asked] = named(threads, "execute_tool")
+        await threads.wait_for_answers(thread_id, number)
+        [asked] = find_spans(threads, "execute_tool")
         child_id = (asked.attributes or {})["everlong.child.id"]
         turns = {
             (turn.attributes or {})["gen_ai.conversation.id"]
-            for turn in named(threads, "invoke_agent")
+            for turn in find_spans(threads, "invoke_agent")
         }
         assert turns == {thread_id, child_id}

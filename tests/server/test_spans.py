@@ -32,16 +32,16 @@ from everlong.telemetry.spans import (
     derive_trace_id,
 )
 from tests.support.exporting_worker import READY
-from tests.support.otlp_receiver import Received, Span, grpc_receiver, http_receiver
+from tests.support.otlp_receiver import ReceivedTelemetry, Span, grpc_receiver, http_receiver
 
 RECEIVERS = {"http/protobuf": http_receiver, "grpc": grpc_receiver}
 
 
-class Life:
+class TracedThread:
     """One thread, its workers, and their spans and metrics."""
 
     def __init__(
-        self, client: Client, received: Received, queue: str, thread_id: str, start: Any
+        self, client: Client, received: ReceivedTelemetry, queue: str, thread_id: str, start: Any
     ) -> None:
         self.client = client
         self.received = received
@@ -75,12 +75,12 @@ class Life:
     def wait(self, name: str, count: int, thread_id: str = "") -> None:
         self.received.wait(lambda _: len(self.spans(name, thread_id)) >= count, 30)
 
-    def answered(self) -> int:
+    def count_answers(self) -> int:
         outcomes = [span.attributes["everlong.turn.outcome"] for span in self.spans("invoke_agent")]
         return outcomes.count("answered")
 
     def wait_for_answers(self, count: int) -> None:
-        self.received.wait(lambda _: self.answered() >= count, 30)
+        self.received.wait(lambda _: self.count_answers() >= count, 30)
 
     def look(self) -> None:
         """Keep what has arrived: what the next question adds is not looked at."""
@@ -103,7 +103,7 @@ class Life:
 
 @contextlib.contextmanager
 def workers(
-    address: str, queue: str, store: str, protocol: str, received: Received, logs: Path
+    address: str, queue: str, store: str, protocol: str, received: ReceivedTelemetry, logs: Path
 ) -> Iterator[Any]:
     started: list[ManagedProcess] = []
     environ = {
@@ -143,8 +143,8 @@ async def test_every_span_of_a_thread_arrives_once_under_its_parent(
         RECEIVERS[protocol]() as received,
         workers(server.address, queue, store, protocol, received, tmp_path) as start,
     ):
-        life = Life(client, received, queue, thread_id, start)
-        await live(life)
+        life = TracedThread(client, received, queue, thread_id, start)
+        await run_scenario(life)
         runs = await life.runs()
         life.wait(CONTINUE_AS_NEW, len(runs) - 1)
         life.look()
@@ -155,7 +155,7 @@ async def test_every_span_of_a_thread_arrives_once_under_its_parent(
         check_people(life)
 
 
-async def live(life: Life) -> None:
+async def run_scenario(life: TracedThread) -> None:
     """Three rolls, an approval that is asked for on one worker and decided on another, a crash, an
     eviction, and a query of a closed run. No status query: it could be a resume.
     """
@@ -167,7 +167,7 @@ async def live(life: Life) -> None:
     before = len(life.spans("chat"))
     await life.say("deploy")
     life.wait("chat", before + 1)
-    approval = await pending(life)
+    approval = await wait_for_approval(life)
     # What a worker has not exported yet dies with it. It exports every 0.1 s.
     life.wait(CONTINUE_AS_NEW, len(await life.runs()) - 1)
     await asyncio.sleep(0.5)
@@ -190,7 +190,7 @@ async def live(life: Life) -> None:
     life.wait(RESUME, 3)
 
 
-async def pending(life: Life) -> str:
+async def wait_for_approval(life: TracedThread) -> str:
     """Return the id of the approval, once it waits.
 
     Read from the rejection of a wrong decision: a query could meet a continue-as-new, and be a resume.
@@ -206,7 +206,9 @@ async def pending(life: Life) -> str:
     raise AssertionError("no approval waits")
 
 
-def check_counts(life: Life, runs: dict[str, list[HistoryEvent]], stored: list[Entry]) -> None:
+def check_counts(
+    life: TracedThread, runs: dict[str, list[HistoryEvent]], stored: list[Entry]
+) -> None:
     activities = Counter(
         event.activity_task_scheduled_event_attributes.activity_type.name
         for events in runs.values()
@@ -238,7 +240,7 @@ def check_counts(life: Life, runs: dict[str, list[HistoryEvent]], stored: list[E
     assert len(set(ids)) == len(ids)
 
 
-def check_traces(life: Life, runs: list[str]) -> None:
+def check_traces(life: TracedThread, runs: list[str]) -> None:
     traces = {f"{derive_trace_id(run_id):032x}": run_id for run_id in runs}
     ends = {span.attributes["everlong.run.id"]: span for span in life.spans(CONTINUE_AS_NEW)}
     for span in life.received.spans:
@@ -255,14 +257,14 @@ def check_traces(life: Life, runs: list[str]) -> None:
         assert {span.parent_id for span in life.spans(name)} <= turns, name
 
 
-def causes(life: Life) -> list[tuple[str, str]]:
+def causes(life: TracedThread) -> list[tuple[str, str]]:
     return [
         (each.attributes["everlong.resume.cause"], each.attributes["everlong.resume.end"])
         for each in life.spans(RESUME)
     ]
 
 
-def check_resumes(life: Life) -> None:
+def check_resumes(life: TracedThread) -> None:
     resumes = life.spans(RESUME)
     assert causes(life) == [("crash", "live"), ("eviction", "live"), ("closed", "query")]
     for resume in resumes:
@@ -276,7 +278,7 @@ def check_resumes(life: Life) -> None:
         assert taken == pytest.approx(parts)
 
 
-def check_people(life: Life) -> None:
+def check_people(life: TracedThread) -> None:
     [approval] = life.spans(APPROVAL)
     assert approval.attributes["everlong.approval.decision"] == "approved"
     [tool] = [span for span in life.spans("execute_tool") if span.name.endswith("deploy")]
@@ -307,7 +309,7 @@ async def test_a_query_that_comes_first_after_a_kill_counts_as_a_crash(
         http_receiver() as received,
         workers(server.address, thread_id, store, protocol, received, tmp_path) as start,
     ):
-        life = Life(client, received, thread_id, thread_id, start)
+        life = TracedThread(client, received, thread_id, thread_id, start)
         await life.begin_worker()
         await life.say("read 0")
         life.wait_for_answers(1)

@@ -19,7 +19,7 @@ from everlong.telemetry.spans import OFFLOAD
 from everlong.testing import ScriptedModel
 from tests.support.sample_payloads import noise
 from tests.support.scripted_agents import call, results
-from tests.support.telemetry_reader import named, values
+from tests.support.telemetry_reader import find_spans, values
 from tests.support.threads import Threads, open_threads
 
 TEXT = noise(30_000).hex()
@@ -74,19 +74,19 @@ async def test_stored_bytes_equal_the_files_despite_repeats(
         for turn in (1, 2):
             async with threads.worker(max_cached_workflows=0 if turn == 2 else 10):
                 await threads.send(thread_id, f"turn {turn}")
-                status = await threads.answered(thread_id, turn)
+                status = await threads.wait_for_answers(thread_id, turn)
         async with threads.worker():
             # The same long message, twice.
             for turn in (3, 4):
                 await _send(threads, packs, thread_id)
-                status = await threads.answered(thread_id, turn)
+                status = await threads.wait_for_answers(thread_id, turn)
             head_seq = 1 + status.counters.steps
             await fork_thread(
                 threads.client, packs, thread_id, head_seq, fork_id, task_queue=threads.task_queue
             )
             await _send(threads, packs, fork_id)
             number = (await read_status(threads.client, fork_id)).counters.messages
-            fork = await threads.answered(fork_id, number)
+            fork = await threads.wait_for_answers(fork_id, number)
         assert store.lost == 1
         for each, known in ((thread_id, status), (fork_id, fork)):
             assert known.counters.written_bytes == (await threads.size(each)).blob_bytes
@@ -98,7 +98,7 @@ async def test_stored_bytes_equal_the_files_despite_repeats(
         repeated = frozenset({("source", "journal"), ("outcome", "deduplicated")})
         assert payloads[repeated] > 3 * len(TEXT)
         # A span for each result that grew the store, and none for its repeats: one for each thread.
-        spans = [dict(span.attributes or {}) for span in named(threads, OFFLOAD)]
+        spans = [dict(span.attributes or {}) for span in find_spans(threads, OFFLOAD)]
         told = sum(int(str(each["everlong.offload.written_bytes"])) for each in spans)
         assert len(spans) == 2
         assert told == sum(store.large.values())

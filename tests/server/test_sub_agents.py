@@ -46,11 +46,11 @@ def boss(*calls: ToolCall, helpers: Sequence[Agent]) -> Agent:
     return Agent(name="ops", model=call_then_answer(*calls), tools=helpers)
 
 
-def one(request: str = "do it") -> ToolCall:
+def call_helper(request: str = "do it") -> ToolCall:
     return call(0, "helper", request=request)
 
 
-async def children(thread: DrivenThread, count: int) -> list[DrivenThread]:
+async def wait_for_children(thread: DrivenThread, count: int) -> list[DrivenThread]:
     """Wait until a thread has started so many others, and return them in that order."""
     async with asyncio.timeout(90):
         while True:
@@ -67,9 +67,9 @@ async def children(thread: DrivenThread, count: int) -> list[DrivenThread]:
 
 @pytest.mark.guarantee(67)
 async def test_a_sub_agents_answer_is_the_result_of_the_call(drive: Drive) -> None:
-    async with drive([boss(one(), helpers=[helper()])]) as thread:
+    async with drive([boss(call_helper(), helpers=[helper()])]) as thread:
         assert await thread.ask() == "helper heard do it"
-        [child] = await children(thread, 1)
+        [child] = await wait_for_children(thread, 1)
         assert child.thread_id.startswith(f"{thread.thread_id}/helper-")
         status = await child.result()
         assert (status.agent, status.status) == ("helper", "stopped")
@@ -111,9 +111,9 @@ async def test_two_sub_agents_run_in_parallel_and_answer_in_call_order(drive: Dr
 @pytest.mark.guarantee(67)
 async def test_costs_of_sub_agents_count_towards_the_parents_limit(drive: Drive) -> None:
     dear = helper(model=ScriptedModel(lambda turn: Reply(text="done", tokens=500, cost_usd=2.0)))
-    async with drive([boss(one(), helpers=[dear])], Policy(cost_usd_max=1.0)) as thread:
+    async with drive([boss(call_helper(), helpers=[dear])], Policy(cost_usd_max=1.0)) as thread:
         await thread.send()
-        status = await thread.is_("paused")
+        status = await thread.wait_for_status("paused")
         assert status.pause is not None
         assert status.pause.limit is not None
         assert status.pause.limit.limit == "cost_usd_max"
@@ -128,16 +128,16 @@ async def test_a_parent_rolls_while_its_sub_agent_waits_for_a_person(drive: Driv
 
     worker = helper(model=call_then_answer(call(0, "pay")), tools=[pay])
     idle = Policy(idle_seconds=1, run_events_max=50)
-    async with drive([boss(one(), helpers=[worker])], idle) as thread:
+    async with drive([boss(call_helper(), helpers=[worker])], idle) as thread:
         await thread.send()
-        [child] = await children(thread, 1)
+        [child] = await wait_for_children(thread, 1)
         [approval] = await child.pending()
-        await thread.until(lambda status: status.counters.runs >= 2)
+        await thread.wait_until(lambda status: status.counters.runs >= 2)
         status = await thread.status()
         assert (status.status, status.pending) == ("working", 0)
         await child.decide(approval.id)
         assert await thread.answer() == "paid"
-        assert len(await children(thread, 1)) == 1
+        assert len(await wait_for_children(thread, 1)) == 1
         await child.check()
 
 
@@ -153,13 +153,13 @@ async def test_a_tool_call_parallel_to_a_sub_agent_continues(drive: Drive) -> No
 
     worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
     agent = Agent(
-        name="ops", model=call_then_answer(one(), call(1, "quick")), tools=[worker, quick]
+        name="ops", model=call_then_answer(call_helper(), call(1, "quick")), tools=[worker, quick]
     )
     async with drive([agent]) as thread:
         await thread.send()
         await asyncio.wait_for(ran.wait(), 90)
         await asyncio.wait_for(gate.begun.wait(), 90)
-        await thread.until(lambda status: status.counters.tool_calls == 1)
+        await thread.wait_until(lambda status: status.counters.tool_calls == 1)
         gate.open.set()
         assert await thread.answer() == "waited | quick"
 
@@ -169,7 +169,9 @@ async def test_a_failed_sub_agent_is_an_error_for_the_model(drive: Drive) -> Non
     def script(turn: Sequence[Message]) -> Reply:
         raise ModelRefused("no such model")
 
-    async with drive([boss(one(), helpers=[helper(model=ScriptedModel(script))])]) as thread:
+    async with drive(
+        [boss(call_helper(), helpers=[helper(model=ScriptedModel(script))])]
+    ) as thread:
         answer = await thread.ask()
         assert answer.startswith("error: ")
         assert "no such model" in answer
@@ -183,11 +185,11 @@ async def test_a_terminated_sub_agent_is_detected(
     monkeypatch.setattr("everlong.limits.CHILD_CHECK_SECONDS", 1.0)
     gate = Gate()
     worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
-    async with drive([boss(one(), helpers=[worker])]) as thread:
+    async with drive([boss(call_helper(), helpers=[worker])]) as thread:
         await thread.send()
-        [child] = await children(thread, 1)
+        [child] = await wait_for_children(thread, 1)
         await asyncio.wait_for(gate.begun.wait(), 90)
-        await thread.until(lambda status: len(status.answers) == 0)
+        await thread.wait_until(lambda status: len(status.answers) == 0)
         await child.handle.terminate("an operator's mistake")
         gate.open.set()
         answer = await thread.answer()
@@ -201,7 +203,7 @@ async def test_the_check_does_not_disturb_a_running_sub_agent(
     monkeypatch.setattr("everlong.limits.CHILD_CHECK_SECONDS", 0.5)
     gate = Gate()
     worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
-    async with drive([boss(one(), helpers=[worker])]) as thread:
+    async with drive([boss(call_helper(), helpers=[worker])]) as thread:
         await thread.send()
         await asyncio.wait_for(gate.begun.wait(), 90)
         await asyncio.sleep(2.5)
@@ -220,7 +222,7 @@ async def test_a_parent_that_stops_stops_its_sub_agents(drive: Drive) -> None:
     calls = (call(0, "helper", request="a"), call(1, "helper", request="b"))
     async with drive([boss(*calls, helpers=[worker])]) as thread:
         await thread.send()
-        started = await children(thread, 2)
+        started = await wait_for_children(thread, 2)
         for child in started:
             await child.pending()
         assert (await thread.stop()).status == "stopped"
@@ -236,9 +238,9 @@ async def test_a_sub_agent_stopped_by_an_operator_is_an_error(drive: Drive) -> N
         return "paid"
 
     worker = helper(model=call_then_answer(call(0, "pay")), tools=[pay])
-    async with drive([boss(one(), helpers=[worker])]) as thread:
+    async with drive([boss(call_helper(), helpers=[worker])]) as thread:
         await thread.send()
-        [child] = await children(thread, 1)
+        [child] = await wait_for_children(thread, 1)
         await child.pending()
         assert (await child.stop()).status == "stopped"
         assert (await thread.answer()).startswith("error: ")
@@ -276,7 +278,7 @@ async def test_a_long_request_is_accepted_and_an_overlong_one_refused(drive: Dri
         # It is shown as much as a model reads at once, and can recall the rest.
         assert 20_000 < int(third.split()[0]) < 40_000
         assert fourth.endswith("characters")
-        child = (await children(thread, 2))[1]
+        child = (await wait_for_children(thread, 2))[1]
         whole = (await child.messages(whole=True))[1].text
         assert whole in (long, "x" * 200_000, " ", "(no request)")
 
@@ -285,9 +287,9 @@ async def test_a_long_request_is_accepted_and_an_overlong_one_refused(drive: Dri
 async def test_a_cancelled_parent_stops_its_sub_agent(drive: Drive) -> None:
     gate = Gate()
     worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
-    async with drive([boss(one(), helpers=[worker])]) as thread:
+    async with drive([boss(call_helper(), helpers=[worker])]) as thread:
         await thread.send()
-        [child] = await children(thread, 1)
+        [child] = await wait_for_children(thread, 1)
         await asyncio.wait_for(gate.begun.wait(), 90)
         await thread.handle.cancel()
         with pytest.raises(Exception, match="Workflow execution failed"):
@@ -305,7 +307,7 @@ async def test_a_thread_with_the_longest_id_has_sub_agents_too(drive: Drive) -> 
     """Temporal takes 1,000 bytes; a sub-agent's sub-agent has a name that begins with its own."""
     below = helper("below")
     worker = helper(model=call_then_answer(call(0, "below", request="go")), tools=[below])
-    async with drive([boss(one(), helpers=[worker])]) as thread:
+    async with drive([boss(call_helper(), helpers=[worker])]) as thread:
         await thread.ask()
         longest = thread.other(f"{thread.thread_id}-".ljust(990, "x"))
         assert await longest.ask() == "below heard go"

@@ -41,7 +41,7 @@ from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore, open_packs
 from everlong.telemetry.spans import SWEEP
 from everlong.workflows.sweeper import SweeperWorkflow
-from tests.support.namespaces import AT_ONCE, delete, end, new_namespace, stored, sweep
+from tests.support.namespaces import AT_ONCE, delete, end, list_sizes, new_namespace, sweep
 from tests.support.soak_agent import soak
 from tests.support.threads import Threads, open_threads
 
@@ -70,10 +70,10 @@ async def threads(server: TemporalServer, url: str) -> AsyncIterator[Threads]:
 
 async def talk(threads: Threads, thread_id: str, text: str = "m1 w w") -> None:
     number = await threads.send(thread_id, text, agent="soak")
-    await threads.answered(thread_id, number)
+    await threads.wait_for_answers(thread_id, number)
 
 
-async def gone(client: Client) -> None:
+async def wait_until_deleted(client: Client) -> None:
     deadline = time.monotonic() + GONE_SECONDS_MAX
     while [run async for run in client.list_workflows()]:
         assert time.monotonic() < deadline
@@ -95,7 +95,7 @@ async def test_a_thread_and_its_fork_stay_whole_until_their_histories_go(
         await sweep(client, threads.store, index_dir=index_dir)
         await end(client, "ops")
         await delete(client, "ops")
-        await _reads_what_is_quarantined(client, url)
+        await _check_quarantine_read(client, url)
         # The fork reads what its source wrote, and that one's history is gone.
         for _ in range(3):
             report = await sweep(client, threads.store, index_dir=index_dir)
@@ -104,15 +104,15 @@ async def test_a_thread_and_its_fork_stay_whole_until_their_histories_go(
         assert await read_messages(client, fresh, "forked") == before[1]
         await end(client, "forked")
     await delete(client, "forked")
-    await gone(client)
+    await wait_until_deleted(client)
     for _ in range(2):
         report = await sweep(client, threads.store, index_dir=index_dir)
     assert report.purged.bytes > 0
-    assert not await stored(open_store(url), "v1/")
-    assert not await stored(open_store(url), "quarantine/")
+    assert not await list_sizes(open_store(url), "v1/")
+    assert not await list_sizes(open_store(url), "quarantine/")
 
 
-async def _reads_what_is_quarantined(client: Client, url: str) -> None:
+async def _check_quarantine_read(client: Client, url: str) -> None:
     """A range of an object that lies in quarantine is read, and the object is back."""
     store = open_store(url)
     ref, _ = await PackStore(store).write_body(
@@ -120,10 +120,10 @@ async def _reads_what_is_quarantined(client: Client, url: str) -> None:
         "segment",  # type: ignore[arg-type]
         b"nobody's" * 100,
     )
-    [key] = [key for key in await stored(store) if ref.digest in key]
+    [key] = [key for key in await list_sizes(store) if ref.digest in key]
     data = await store.get(key)
     await sweep(client, store, dataclasses.replace(AT_ONCE, quarantine_seconds=3600))
-    assert key not in await stored(store)
+    assert key not in await list_sizes(store)
     assert await open_packs(url).store.get_range(key, 3, 20) == data[3:23]
     assert await store.get(key) == data
 
@@ -156,12 +156,12 @@ async def test_a_thread_freed_before_any_sweep_is_swept(threads: Threads, thread
         await end(client, thread_id)
         done = await archive(client, packs, thread_id, then="free")
         assert done.runs_deleted > 0
-        await gone(client)
+        await wait_until_deleted(client)
         for _ in range(2):
             report = await sweep(client, threads.store)
             assert not report.incomplete
-    assert not await stored(threads.store)
-    assert len(await stored(threads.store, "archive/")) >= 2
+    assert not await list_sizes(threads.store)
+    assert len(await list_sizes(threads.store, "archive/")) >= 2
     found = await run_query(client, packs, "select thread_id from threads", threads=[thread_id])
     assert found.rows == ((thread_id,),)
 
@@ -232,7 +232,7 @@ async def test_the_command_sweeps_and_restores(
     code, text, _ = await command("--quarantine", "restore", copy["original"])
     assert (code, text) == (0, f"{copy['original']} is restored\n")
     assert await packs.read_body(ref) == b"nobody's"
-    for key in await stored(threads.store):
+    for key in await list_sizes(threads.store):
         if ref.digest not in key:
             await threads.store.delete([key])
     _, _, error = await command()

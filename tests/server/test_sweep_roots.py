@@ -31,9 +31,9 @@ from everlong.embedded import TemporalServer
 from everlong.models import SWEEPER_WORKFLOW, SweepOptions, SweepReport
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.governed_agent import governed
+from tests.support.governed_agent import build_governed_agent
 from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS, ListLoop, Loop
-from tests.support.namespaces import new_namespace, stored, sweep, until
+from tests.support.namespaces import list_sizes, new_namespace, sweep, wait_until
 from tests.support.sample_payloads import noise
 from tests.support.threads import Threads, open_threads
 
@@ -45,7 +45,7 @@ def large(number: int) -> str:
     return noise(LARGE, number).hex()
 
 
-async def decoded(client: Client, store: BlobStore) -> int:
+async def decode_all(client: Client, store: BlobStore) -> int:
     """Decode all that the namespace keeps, from the bare store; return how much was in the store."""
     codec, count = EverlongCodec(PackStore(store)), 0
     async for run in client.list_workflows():
@@ -60,7 +60,10 @@ async def decoded(client: Client, store: BlobStore) -> int:
 @pytest.fixture
 async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
     namespace = await new_namespace(server.address, attributes=True)
-    agents = (governed(), governed(Policy(steps_max=1, on_limit="archive"), name="brief"))
+    agents = (
+        build_governed_agent(),
+        build_governed_agent(Policy(steps_max=1, on_limit="archive"), name="brief"),
+    )
     async with open_threads(server.address, store, *agents, inline_bytes_max=128) as opened:
         config = {**opened.client.config(), "namespace": namespace}
         opened.client = Client(**config)  # type: ignore[arg-type] # as its own config has it
@@ -69,7 +72,7 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
 
 
 async def say(threads: Threads, text: str, agent: str = "ops") -> None:
-    await threads.answered("ops", await threads.send("ops", text, agent=agent))
+    await threads.wait_for_answers("ops", await threads.send("ops", text, agent=agent))
 
 
 async def test_a_sweep_archives_a_thread_ended_by_a_limit(threads: Threads) -> None:
@@ -82,7 +85,7 @@ async def test_a_sweep_archives_a_thread_ended_by_a_limit(threads: Threads) -> N
         query = "EverlongStatus = 'archived' AND ExecutionStatus = 'Completed'"
         return bool([run async for run in client.list_workflows(query)])
 
-    await until(is_listed)
+    await wait_until(is_listed)
     report = await sweep(client, threads.store, dry_run=True)
     assert (report.archived, report.not_archived) == (0, ())
     report = await client.execute_workflow(
@@ -125,7 +128,7 @@ async def test_a_reset_thread_continues_after_a_sweep(threads: Threads) -> None:
     await say(threads, "after the reset")
     for _ in range(SWEEPS):
         assert not (await sweep(client, threads.store)).incomplete
-    assert await decoded(client, threads.store) > 0
+    assert await decode_all(client, threads.store) > 0
     texts = [each.text for each in await threads.conversation("ops")]
     assert "after the reset" in texts
 
@@ -169,13 +172,13 @@ async def test_objects_of_a_running_activity_and_a_schedule_stay(
             [pending] = (await handle.describe()).raw_description.pending_activities or [None]
             return pending is not None and pending.HasField("last_failure")
 
-        await until(has_failed)
-        before = await stored(store)
+        await wait_until(has_failed)
+        before = await list_sizes(store)
         for _ in range(SWEEPS):
             report = await sweep(client, store)
             assert not report.incomplete
         # The schedule's argument, the heartbeat and the failure's detail: nothing else names them.
-        assert await stored(store) == before
+        assert await list_sizes(store) == before
         assert len(before) == 3
         await handle.terminate()
     await client.get_schedule_handle("nightly").delete()
@@ -195,8 +198,8 @@ async def test_objects_named_by_the_sdks_external_storage_stay(
         await client.execute_workflow(ListLoop.run, loop, id="loop", task_queue="q")
     plugin = EverlongPlugin(store=store)
     sweeping = await Client.connect(server.address, namespace=namespace, plugins=[plugin])
-    before = await stored(store)
+    before = await list_sizes(store)
     assert before
     for _ in range(SWEEPS):
         assert not (await sweep(sweeping, store)).incomplete
-    assert await stored(store) == before
+    assert await list_sizes(store) == before

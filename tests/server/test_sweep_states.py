@@ -34,10 +34,10 @@ from tests.support.namespaces import (
     QUICK_DELETES,
     delete,
     end,
+    list_sizes,
     new_namespace,
-    stored,
     sweep,
-    until,
+    wait_until,
 )
 from tests.support.sample_payloads import noise
 
@@ -114,21 +114,21 @@ async def test_inputs_sent_to_a_paused_run_stay(
         async def is_paused() -> bool:
             return (await client.count_workflows("ExecutionStatus = 'Paused'")).count == 1
 
-        await until(is_paused)
+        await wait_until(is_paused)
         await sweep(client, store, index_dir=tmp_path)
         unpause = UnpauseWorkflowExecutionRequest(**which, reason="test", request_id="2")  # type: ignore[arg-type]
         await client.workflow_service.unpause_workflow_execution(unpause)
         await handle.signal(Counts.add, large(2))
-        before = await stored(store)
+        before = await list_sizes(store)
         assert len(before) == 2
         for _ in range(SWEEPS):
             assert not (await sweep(client, store, index_dir=tmp_path)).incomplete
-        assert await stored(store) == before
+        assert await list_sizes(store) == before
         await decode_all(handle, store)
         await handle.terminate()
 
 
-class Unlisted(Histories):
+class UnlistedNamespace(Histories):
     """Its listing has lost everything."""
 
     async def list_runs(self) -> AsyncIterator[list[Run]]:
@@ -154,21 +154,21 @@ async def test_runs_missing_from_a_listing_are_found_by_id(
         async def has_rolled() -> bool:
             return (await current.describe()).run_id != handle.first_execution_run_id
 
-        await until(has_rolled)
+        await wait_until(has_rolled)
         await current.signal(Counts.add, large(2))
 
         async def is_listed() -> bool:
             return len([run async for run in client.list_workflows("WorkflowId = 'counts'")]) == 2
 
-        await until(is_listed)
-        before = await stored(store)
+        await wait_until(is_listed)
+        before = await list_sizes(store)
         assert len(before) == 3
         await sweep(client, store)
         packs = open_packs(store)
         codec = client.data_converter.payload_codec
         for _ in range(SWEEPS):
             work = Sweep(
-                Unlisted(client),
+                UnlistedNamespace(client),
                 codec,
                 packs,
                 SweepOptions(retention=AT_ONCE),
@@ -177,7 +177,7 @@ async def test_runs_missing_from_a_listing_are_found_by_id(
             report = await work.run()
             # The newest run by its workflow's id, the one before by its first event.
             assert (report.runs, report.incomplete) == (2, ())
-        assert await stored(store) == before
+        assert await list_sizes(store) == before
         await current.terminate()
     await client.get_schedule_handle("nightly").delete()
 
@@ -194,9 +194,9 @@ async def test_inputs_of_a_schedule_go_with_it_and_its_runs(
     async def has_started() -> bool:
         return bool([run async for run in client.list_workflows()])
 
-    await until(has_started)
+    await wait_until(has_started)
     await sweep(client, store)
-    assert await stored(store)
+    assert await list_sizes(store)
     [run_id] = [run.id async for run in client.list_workflows()]
     assert run_id != "nightly"
     await handle.delete()
@@ -205,6 +205,6 @@ async def test_inputs_of_a_schedule_go_with_it_and_its_runs(
 
     async def is_gone() -> bool:
         await sweep(client, store)
-        return not await stored(store)
+        return not await list_sizes(store)
 
-    await until(is_gone, 40)
+    await wait_until(is_gone, 40)

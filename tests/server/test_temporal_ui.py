@@ -16,7 +16,7 @@ from playwright.async_api import Page, async_playwright, expect
 from everlong.embedded import start_server
 from everlong.embedded.server import find_free_port
 from everlong.storage import open_store
-from tests.server.test_codec_server import LARGE_BYTES, serving, swap, value
+from tests.server.test_codec_server import LARGE_BYTES, serve, swap, value
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -67,7 +67,7 @@ async def test_the_temporal_ui_shows_stored_values(tmp_path: Path, thread_id: st
         path = f"/namespaces/default/workflows/{thread_id}/{run_id}/history"
         log = tmp_path / "serve.log"
         async with (
-            serving(store_url, log, port=port, origins=[server.ui_url]),
+            serve(store_url, log, port=port, origins=[server.ui_url]),
             browser_page() as page,
         ):
             await page.goto(server.ui_url + path)

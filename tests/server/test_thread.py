@@ -49,7 +49,7 @@ async def test_a_thread_works_rolls_and_answers(
     async with open_threads(server.address, store, reading_agent(24)) as threads, threads.worker():
         await threads.start(thread_id, Policy(run_events_max=100, compact_at_bytes=64 * limits.MIB))
         await threads.send(thread_id, "read")
-        status = await threads.answered(thread_id, 1)
+        status = await threads.wait_for_answers(thread_id, 1)
         conversation = await threads.conversation(thread_id)
         size = await threads.size(thread_id)
         assert conversation[-1].text == pages_answer(24)
@@ -70,7 +70,7 @@ async def test_messages_are_answered_in_order_across_rolls(
     async with open_threads(server.address, store, ECHO) as threads, threads.worker():
         await threads.start(thread_id, Policy(run_events_max=50))
         numbers = [await threads.send(thread_id, f"message {i}") for i in range(30)]
-        await threads.answered(thread_id, 30)
+        await threads.wait_for_answers(thread_id, 30)
         conversation = await threads.conversation(thread_id)
         assert numbers == list(range(1, 31))
         assert [message.text for message in conversation] == [
@@ -107,7 +107,7 @@ async def test_tools_of_one_reply_run_together_and_stay_in_call_order(
     agent = Agent(name="ops", model=ScriptedModel(script), tools=[wait_for_others])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "go")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         conversation = await threads.conversation(thread_id)
         assert conversation[-1].text == "waited 0.4, waited 0.2, waited 0.0"
 
@@ -130,7 +130,7 @@ async def test_the_model_reads_errors_in_its_calls(
     agent = Agent(name="ops", model=ScriptedModel(script), tools=[add])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "go")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         text = (await threads.conversation(thread_id))[-1].text
         assert "there is no tool 'divide'" in text
         assert "the arguments are invalid" in text
@@ -161,9 +161,9 @@ async def test_retries_of_a_failing_tool_or_model_are_bounded(
     agent = Agent(name="ops", model=ScriptedModel(script), tools=[broken])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "tool")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         await threads.send(thread_id, "model")
-        failed = await threads.answered(thread_id, 2)
+        failed = await threads.wait_for_answers(thread_id, 2)
         conversation = await threads.conversation(thread_id)
         assert "disk on fire" in find_answer(conversation, 1)
         assert "provider is down" in failed.last_failure
@@ -171,7 +171,7 @@ async def test_retries_of_a_failing_tool_or_model_are_bounded(
             find_answer(conversation, 2)
         # The thread is still usable, and the failure is forgotten once a turn succeeds.
         await threads.send(thread_id, "tool")
-        assert (await threads.answered(thread_id, 3)).last_failure == ""
+        assert (await threads.wait_for_answers(thread_id, 3)).last_failure == ""
 
 
 @pytest.mark.guarantee(70)
@@ -182,7 +182,7 @@ async def test_an_endless_turn_is_ended(
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy(turn_steps_max=3))
         await threads.send(thread_id, "read for ever")
-        status = await threads.answered(thread_id, 1)
+        status = await threads.wait_for_answers(thread_id, 1)
         assert status.counters.steps == 3
         assert status.last_failure == "the turn reached 3 model calls"
         conversation = await threads.conversation(thread_id)
@@ -206,7 +206,7 @@ async def test_oversized_messages_are_refused(
         with pytest.raises(MessageRefused, match=reason):
             await threads.send(thread_id, text)
         await threads.send(thread_id, "x" * 5900)
-        assert (await threads.answered(thread_id, 1)).counters.messages == 1
+        assert (await threads.wait_for_answers(thread_id, 1)).counters.messages == 1
 
 
 @pytest.mark.guarantee(41)
@@ -227,7 +227,7 @@ async def test_a_full_inbox_refuses_messages(
         with pytest.raises(MessageRefused, match="wait already"):
             await threads.send(thread_id, "x" * 3900)
         released.set()
-        status = await threads.answered(thread_id, 4)
+        status = await threads.wait_for_answers(thread_id, 4)
         assert status.counters.messages == status.counters.answered == 4
 
 
@@ -292,4 +292,4 @@ async def test_a_message_by_a_plain_update_is_answered(
         )
         assert await handle.execute_update(SEND_UPDATE, {"text": "hello"}) == 1
         assert await handle.execute_update(SEND_UPDATE, SendMessage(text="again")) == 2
-        await threads.answered(thread_id, 2)
+        await threads.wait_for_answers(thread_id, 2)

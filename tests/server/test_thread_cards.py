@@ -31,7 +31,7 @@ from tests.support.threads import Threads, open_threads
 STEPS = 24
 
 
-async def card_of(description: WorkflowExecutionDescription) -> ThreadCard:
+async def read_card(description: WorkflowExecutionDescription) -> ThreadCard:
     card: ThreadCard = await description.memo_value(CARD_MEMO, type_hint=ThreadCard)
     return card
 
@@ -39,7 +39,7 @@ async def card_of(description: WorkflowExecutionDescription) -> ThreadCard:
 async def read_pages(threads: Threads, thread_id: str) -> None:
     async with threads.worker():
         number = await threads.send(thread_id, "Read.")
-        await threads.answered(thread_id, number)
+        await threads.wait_for_answers(thread_id, number)
 
 
 async def test_a_thread_publishes_its_card_and_says_so_in_listings(
@@ -49,12 +49,12 @@ async def test_a_thread_publishes_its_card_and_says_so_in_listings(
     async with open_threads(server.address, store, agent) as threads:
         async with threads.worker():
             number = await threads.send(thread_id, "Read.")
-            status = await threads.answered(thread_id, number)
+            status = await threads.wait_for_answers(thread_id, number)
             control = Control(by="ana", archive=True)
             await send_signal(threads.client, thread_id, STOP_SIGNAL, control)
             await threads.client.get_workflow_handle(thread_id).result()
         description = await threads.client.get_workflow_handle(thread_id).describe()
-        card = await card_of(description)
+        card = await read_card(description)
         stored_bytes = status.counters.written_bytes
         assert card.steps == STEPS + 1
         assert card.runs > 1, "it outlives a roll"
@@ -83,11 +83,11 @@ async def test_a_card_is_current_as_soon_as_a_thread_waits_and_after_rolls(
     # So little a step that no size would have it published.
     agent = reading_agent(12, policy=Policy(run_events_max=60))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        status = await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        status = await threads.wait_for_answers(thread_id, await threads.send(thread_id, "Read."))
         assert status.counters.runs > 1
         handle = threads.client.get_workflow_handle(thread_id)
         deadline = time.monotonic() + 90
-        while (card := await card_of(await handle.describe())).steps < status.counters.steps:
+        while (card := await read_card(await handle.describe())).steps < status.counters.steps:
             assert time.monotonic() < deadline, card
             await asyncio.sleep(0.1)
         assert card.stored_bytes == status.counters.written_bytes
@@ -106,11 +106,11 @@ async def test_foreign_memo_fields_survive_a_roll(
             task_queue=threads.task_queue,
             memo={"ticket": {"number": 7}},
         )
-        status = await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        status = await threads.wait_for_answers(thread_id, await threads.send(thread_id, "Read."))
         assert status.counters.runs > 1
         description = await threads.client.get_workflow_handle(thread_id).describe()
         assert await description.memo_value("ticket") == {"number": 7}
-        assert (await card_of(description)).runs > 1
+        assert (await read_card(description)).runs > 1
 
 
 @pytest.mark.guarantee(93)
@@ -128,7 +128,7 @@ async def test_the_journal_says_who_sent_a_message(
                 packs=PackStore(store),
                 by="ana",
             )
-            await threads.answered(thread_id, number)
+            await threads.wait_for_answers(thread_id, number)
         entries = await read_journal(threads.client, PackStore(store), thread_id)
     sent = [entry.data for entry in entries if entry.kind == Kind.MESSAGE]
     assert sent == [{"by": "ana"}, {"by": "ana"}]
@@ -164,10 +164,10 @@ async def test_actions_on_a_thread_are_in_its_journal(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
-        await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        await threads.wait_for_answers(thread_id, await threads.send(thread_id, "Read."))
         record = ControlNote(action="archive", by="ana", reason="for the audit")
         await send_signal(threads.client, thread_id, NOTE_SIGNAL, record)
-        await threads.answered(thread_id, await threads.send(thread_id, "Read on."))
+        await threads.wait_for_answers(thread_id, await threads.send(thread_id, "Read on."))
         entries = await read_journal(threads.client, PackStore(store), thread_id)
     notes = [entry.data for entry in entries if entry.kind == Kind.CONTROL]
     assert notes == [{"action": "archive", "by": "ana", "reason": "for the audit", "changes": {}}]
@@ -178,7 +178,7 @@ async def test_a_thread_ends_by_the_requested_stop_or_cancel(
     server: TemporalServer, store: BlobStore, thread_id: str, archive: bool
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
-        await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        await threads.wait_for_answers(thread_id, await threads.send(thread_id, "Read."))
         await send_signal(threads.client, thread_id, STOP_SIGNAL, Control(archive=archive))
         await threads.client.get_workflow_handle(thread_id).result()
         status = await read_status(threads.client, thread_id)

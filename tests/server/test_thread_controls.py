@@ -59,7 +59,7 @@ async def test_a_paused_thread_finishes_its_step_and_starts_no_other(
         await asyncio.wait_for(gate.begun.wait(), 90)
         await thread.handle.signal("pause", Control(by="alice", reason="let me look"))
         gate.open.set()
-        status = await thread.until(lambda status: status.counters.tool_calls == 1)
+        status = await thread.wait_until(lambda status: status.counters.tool_calls == 1)
         assert status.status == "paused"
         assert status.pause is not None
         assert (status.pause.by, status.pause.reason) == ("alice", "let me look")
@@ -88,7 +88,7 @@ async def test_a_call_approved_during_a_pause_waits_for_the_unpause(drive: Drive
         await thread.send()
         [approval] = await thread.pending()
         await thread.handle.signal("pause")
-        await thread.is_("paused")
+        await thread.wait_for_status("paused")
         await thread.decide(approval.id)
         await asyncio.sleep(0.3)
         assert ran == []
@@ -101,7 +101,7 @@ async def test_signals_need_no_argument(drive: Drive) -> None:
         await thread.ask("one")
         for name, expected in (("pause", "paused"), ("unpause", "waiting"), ("compact", "waiting")):
             await thread.handle.signal(name)
-            await thread.is_(expected)
+            await thread.wait_for_status(expected)
         assert await thread.ask("two") == "heard two"
         assert (await thread.stop()).status == "stopped"
         actions = [each["action"] for each in await thread.data(Kind.CONTROL)]
@@ -112,7 +112,7 @@ async def test_a_pause_with_an_overlong_reason_still_pauses(drive: Drive) -> Non
     async with drive([ECHO]) as thread:
         await thread.ask()
         await thread.handle.signal("pause", {"by": "x" * 1000, "reason": "y" * 100_000})
-        status = await thread.is_("paused")
+        status = await thread.wait_for_status("paused")
         assert status.state_bytes < limits.STATE_BYTES_MAX // 8
 
 
@@ -189,7 +189,7 @@ async def test_a_change_that_the_agents_policy_forbids_is_harmless(
         assert policy.compact_to_bytes < policy.compact_at_bytes
 
 
-async def configured(thread: DrivenThread, steps_max: int) -> None:
+async def configure_twice(thread: DrivenThread, steps_max: int) -> None:
     """Configure a thread; again, while it is busy with what was said before."""
     async with asyncio.timeout(90):
         while True:
@@ -206,9 +206,9 @@ async def configured(thread: DrivenThread, steps_max: int) -> None:
 async def test_a_waiting_thread_accepts_any_number_of_configures(drive: Drive) -> None:
     async with drive([reading_agent(2)], Policy(idle_seconds=1)) as thread:
         await thread.ask()
-        await thread.until(lambda status: status.counters.runs == 2)
+        await thread.wait_until(lambda status: status.counters.runs == 2)
         for steps_max in range(1000, 1030):
-            await configured(thread, steps_max)
+            await configure_twice(thread, steps_max)
         assert (await thread.status()).policy.steps_max == 1029
         await thread.ask()
         changes = [each["changes"]["steps_max"] for each in await thread.data(Kind.CONTROL)]
@@ -220,13 +220,13 @@ async def test_a_configure_repeated_after_a_roll_counts_once(drive: Drive) -> No
     """Whoever meets a roll sends it again; meanwhile somebody else may have changed the same."""
     async with drive([reading_agent(2)], Policy(idle_seconds=1)) as thread:
         await thread.ask()
-        await thread.until(lambda status: status.counters.runs == 2)
+        await thread.wait_until(lambda status: status.counters.runs == 2)
         first = Configure(changes={"steps_max": 50})
         await thread.handle.execute_update(CONFIGURE_UPDATE, first, id="the-first")
         await thread.configure(steps_max=70)
         runs = (await thread.status()).counters.runs
         await thread.ask()
-        await thread.until(lambda status: status.counters.runs > runs)
+        await thread.wait_until(lambda status: status.counters.runs > runs)
         await thread.handle.execute_update(CONFIGURE_UPDATE, first, id="the-first")
         assert (await thread.status()).policy.steps_max == 70
         changes = [each["changes"] for each in await thread.data(Kind.CONTROL)]
@@ -238,7 +238,7 @@ async def test_signals_without_effect_do_not_grow_a_run_without_bound(drive: Dri
     async with drive([ECHO], Policy(run_events_max=50)) as thread:
         await thread.ask()
         await thread.handle.signal("pause")
-        await thread.is_("paused")
+        await thread.wait_for_status("paused")
         async with asyncio.timeout(90):
             for _ in range(40):
                 await thread.handle.signal("pause")
@@ -273,9 +273,9 @@ async def test_repeated_unpauses_below_a_reached_limit_are_harmless(
 ) -> None:
     async with drive([reading_agent(5)], Policy(steps_max=3)) as thread:
         await thread.send()
-        await thread.is_("paused")
+        await thread.wait_for_status("paused")
         await asyncio.gather(*(thread.handle.signal("unpause") for _ in range(150)))
-        status = await thread.is_("paused")
+        status = await thread.wait_for_status("paused")
         assert status.counters.steps == 3
         assert status.state_bytes < limits.STATE_BYTES_MAX // 2
         await thread.configure(steps_max=100)
@@ -288,7 +288,7 @@ async def test_a_compact_signal_compacts_the_context(drive: Drive) -> None:
         await thread.ask()
         before = (await thread.status()).context_bytes
         await thread.handle.signal("compact", Control(by="alice", reason="it rambles"))
-        status = await thread.until(lambda status: status.counters.compactions == 1)
+        status = await thread.wait_until(lambda status: status.counters.compactions == 1)
         assert status.snapshot is not None
         assert status.context_bytes < before
         assert await thread.ask() == pages_answer(3)
@@ -305,10 +305,10 @@ async def test_a_compact_of_an_empty_thread_is_harmless(drive: Drive) -> None:
         assert await thread.ask("hi") == "heard hi"
 
 
-async def paused(thread: DrivenThread) -> None:
+async def wait_until_paused(thread: DrivenThread) -> None:
     await thread.send("second")
     await thread.handle.signal("pause")
-    await thread.is_("paused")
+    await thread.wait_for_status("paused")
 
 
 async def waiting_for_approval(thread: DrivenThread) -> None:
@@ -316,7 +316,7 @@ async def waiting_for_approval(thread: DrivenThread) -> None:
 
 
 @pytest.mark.guarantee(72)
-@pytest.mark.parametrize("where", [paused, waiting_for_approval])
+@pytest.mark.parametrize("where", [wait_until_paused, waiting_for_approval])
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_a_thread_ends_from_any_wait_with_a_complete_journal(
     drive: Drive, where: Any, how: str
@@ -344,6 +344,6 @@ async def test_a_thread_ends_from_any_wait_with_a_complete_journal(
         kinds = [entry.kind for entry in await thread.entries()]
         assert kinds[:3] == [Kind.MESSAGE, Kind.REPLY, Kind.ASKED]
         assert (kinds.count(Kind.MESSAGE), Kind.CONTROL in kinds) == (
-            2 if where is paused else 1,
-            how == "stop" or where is paused,
+            2 if where is wait_until_paused else 1,
+            how == "stop" or where is wait_until_paused,
         )

@@ -24,13 +24,13 @@ from everlong.errors import NotAnswered, NoWorker
 from everlong.models import STOP_SIGNAL, Message, ThreadStatus, ToolCall
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from tests.support.scripted_agents import call, one_call, reading_agent, results
+from tests.support.scripted_agents import build_one_call_model, call, reading_agent, results
 from tests.support.threads import Threads, open_threads
 
 
 async def ask(threads: Threads, thread_id: str) -> str:
     number = await threads.send(thread_id, "go")
-    await threads.answered(thread_id, number)
+    await threads.wait_for_answers(thread_id, number)
     return read_answer(await threads.conversation(thread_id), number)
 
 
@@ -43,7 +43,7 @@ async def test_text_that_cannot_be_stored_is_repaired(
         """Read a file that is not UTF-8."""
         return os.fsdecode(b"caf\xe9 \xff")
 
-    agent = Agent(name="ops", model=one_call("read_bytes"), tools=[read_bytes])
+    agent = Agent(name="ops", model=build_one_call_model("read_bytes"), tools=[read_bytes])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         assert await ask(threads, thread_id) == "caf? ?"
 
@@ -58,7 +58,7 @@ async def test_the_model_reads_that_a_result_exceeded_its_bound(
         """Read everything."""
         return "x" * 1001
 
-    agent = Agent(name="ops", model=one_call("read_all"), tools=[read_all])
+    agent = Agent(name="ops", model=build_one_call_model("read_all"), tools=[read_all])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         assert "has at least 1001 bytes; the maximum is 1000" in await ask(threads, thread_id)
 
@@ -81,7 +81,7 @@ async def test_a_hanging_or_exiting_tool_is_abandoned_and_blocks_no_other(
         raise SystemExit(3)
 
     for each in (hang, leave):
-        agent = Agent(name="ops", model=one_call(each.name), tools=[each])
+        agent = Agent(name="ops", model=build_one_call_model(each.name), tools=[each])
         async with open_threads(server.address, store, agent) as threads, threads.worker():
             answer = await ask(threads, f"{thread_id}-{each.name}")
             assert answer.startswith(f"error: tool '{each.name}' failed: ")
@@ -106,7 +106,7 @@ async def test_a_reply_with_impossible_calls_ends_the_turn_with_a_reason(
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         for number, (text, reason) in enumerate(reasons.items(), start=1):
             await threads.send(thread_id, text)
-            status = await threads.answered(thread_id, number)
+            status = await threads.wait_for_answers(thread_id, number)
             assert reason in status.last_failure
 
 
@@ -123,7 +123,7 @@ async def test_a_non_retryable_tool_error_is_not_retried(
         runs += 1
         raise ApplicationError("card refused", non_retryable=True)
 
-    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
+    agent = Agent(name="ops", model=build_one_call_model("pay"), tools=[pay])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         assert "card refused" in await ask(threads, thread_id)
         assert runs == 1
@@ -176,7 +176,7 @@ async def test_waiting_for_a_stopped_thread_ends_at_once(
         await handle.result()
         assert (await read_status(threads.client, thread_id)).status == "stopped"
         with pytest.raises(NotAnswered, match="has ended before that: completed"):
-            await threads.answered(thread_id, 1)
+            await threads.wait_for_answers(thread_id, 1)
 
 
 @pytest.mark.guarantee(43)
@@ -187,10 +187,10 @@ async def test_a_wait_for_a_terminated_thread_ends(
         await threads.send(thread_id, "read")
         await threads.client.get_workflow_handle(thread_id).terminate()
         with pytest.raises(NotAnswered, match="has ended before that: terminated"):
-            await threads.answered(thread_id, 1)
+            await threads.wait_for_answers(thread_id, 1)
 
 
-async def one_tool_is_done(handle: WorkflowHandle[Any, Any]) -> bool:
+async def has_one_result(handle: WorkflowHandle[Any, Any]) -> bool:
     """One of two tools, after the model call: two activities have completed."""
     events = [event async for event in handle.fetch_history_events()]
     return sum(e.HasField("activity_task_completed_event_attributes") for e in events) == 2
@@ -214,7 +214,7 @@ async def test_results_before_a_cancel_are_kept(
         await threads.send(thread_id, "go")
         handle = threads.client.get_workflow_handle(thread_id)
         deadline = time.monotonic() + 90
-        while not await one_tool_is_done(handle):
+        while not await has_one_result(handle):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
         await handle.cancel()
@@ -270,7 +270,7 @@ async def test_invalid_characters_in_a_message_are_replaced(
     agent = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=turn[0].text)))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "lone \ud800 surrogate")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         assert (await threads.conversation(thread_id))[-1].text == "lone ? surrogate"
 
 

@@ -11,17 +11,20 @@ from everlong.embedded import TemporalServer
 from everlong.errors import ThreadEnded, ThreadPaused
 from everlong.models import Kind
 from everlong.storage import BlobStore
-from tests.support.governed_agent import governed
+from tests.support.governed_agent import build_governed_agent
 from tests.support.threads import Threads, open_threads
 
 
 @pytest.fixture
 async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
-    async with open_threads(server.address, store, governed()) as opened, opened.worker():
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as opened,
+        opened.worker(),
+    ):
         yield opened
 
 
-async def kinds_of(thread: ThreadHandle) -> list[Kind]:
+async def list_kinds(thread: ThreadHandle) -> list[Kind]:
     return [entry.kind async for entry in thread.journal()]
 
 
@@ -61,7 +64,7 @@ async def test_a_handle_controls_its_thread(threads: Threads) -> None:
     await thread.ask("after compaction", seconds_max=60)
 
     # The journal, and the thread as it was.
-    kinds = await kinds_of(thread)
+    kinds = await list_kinds(thread)
     assert kinds[:2] == [Kind.MESSAGE, Kind.REPLY]
     assert {Kind.ASKED, Kind.DECIDED, Kind.CONTROL} <= set(kinds)
     assert [entry.seq async for entry in thread.journal(2, 4)] == [2, 3, 4]
@@ -75,8 +78,8 @@ async def test_a_handle_controls_its_thread(threads: Threads) -> None:
     # A fork lives on its own.
     forked = await thread.fork(2, f"{thread_id}-fork", by="ann")
     assert await forked.ask("on my own", seconds_max=60) == "you said on my own"
-    assert Kind.FORK in await kinds_of(forked)
-    assert Kind.FORK not in await kinds_of(thread)
+    assert Kind.FORK in await list_kinds(forked)
+    assert Kind.FORK not in await list_kinds(thread)
 
     # Lists.
     found = everlong.threads(threads.client)
@@ -86,7 +89,7 @@ async def test_a_handle_controls_its_thread(threads: Threads) -> None:
 
     # The end.
     archived = await thread.archive(then="close", by="ann", reason="done")
-    assert archived.manifest.entries == len(await kinds_of(thread))
+    assert archived.manifest.entries == len(await list_kinds(thread))
     with pytest.raises(ThreadEnded):
         await thread.ask("hello?", seconds_max=60)
     await forked.stop(by="ann")

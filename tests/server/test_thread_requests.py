@@ -21,7 +21,7 @@ from everlong.errors import (
 from everlong.models import Approval, Kind
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.governed_agent import governed
+from tests.support.governed_agent import build_governed_agent
 from tests.support.scripted_agents import reading_agent
 from tests.support.threads import Threads, open_threads
 
@@ -50,10 +50,13 @@ async def test_ten_megabytes_arrive_whole_and_the_model_reads_an_excerpt(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     text = "log " + "0123456789 abcdef\n" * 600_000
-    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as threads,
+        threads.worker(),
+    ):
         assert await send_long(threads, thread_id, text) == 1
         assert await send_long(threads, thread_id, "and \udcff bytes " * 1000) == 2
-        status = await threads.answered(thread_id, 2)
+        status = await threads.wait_for_answers(thread_id, 2)
         first, _, second, _ = await threads.conversation(thread_id)
         assert first.text == text
         assert second.text == "and ? bytes " * 1000
@@ -70,7 +73,7 @@ async def test_the_size_of_many_runs_is_a_bound(
     agent = reading_agent(40, policy=Policy(run_events_max=50))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "read")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         whole = await threads.size(thread_id)
         assert whole.runs > 2
         assert not whole.is_partial
@@ -87,7 +90,7 @@ async def test_the_size_of_many_runs_is_a_bound(
 async def test_long_or_empty_messages_are_refused_and_not_stored(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with open_threads(server.address, store, governed()) as threads:
+    async with open_threads(server.address, store, build_governed_agent()) as threads:
         with pytest.raises(MessageRefused, match=f"{limits.TEXT_BYTES_MAX} is the most"):
             await send_long(threads, thread_id, "x" * 65 * limits.MIB)
         with pytest.raises(MessageRefused, match="is empty"):
@@ -102,7 +105,10 @@ async def test_long_or_empty_messages_are_refused_and_not_stored(
 async def test_a_decision_counts_once_and_only_from_allowed_deciders(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as threads,
+        threads.worker(),
+    ):
         client = threads.client
         await threads.send(thread_id, "restart api")
         approval = await waiting_approval(threads, thread_id)
@@ -119,7 +125,7 @@ async def test_a_decision_counts_once_and_only_from_allowed_deciders(
         )
         with pytest.raises(DecisionRefused, match="has been decided already"):
             await ThreadHandle(client, thread_id).decide(approval.id, approve=False, by="bob")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         assert (await threads.conversation(thread_id))[-1].text == "api is up"
         assert await list_pending(client, thread_id) == []
         entries = await read_journal(client, PackStore(store), thread_id)
@@ -131,10 +137,13 @@ async def test_a_decision_counts_once_and_only_from_allowed_deciders(
 async def test_a_policy_changes_while_the_thread_runs(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as threads,
+        threads.worker(),
+    ):
         client = threads.client
         await threads.send(thread_id, "hello")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         await ThreadHandle(client, thread_id).configure(
             {"steps_max": 2, "on_limit": "stop"}, by="ann"
         )
@@ -159,11 +168,11 @@ async def test_an_ended_thread_can_be_read_and_accepts_no_request(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     packs = PackStore(store)
-    async with open_threads(server.address, store, governed()) as threads:
+    async with open_threads(server.address, store, build_governed_agent()) as threads:
         client = threads.client
         async with threads.worker():
             await threads.send(thread_id, "hello")
-            await threads.answered(thread_id, 1)
+            await threads.wait_for_answers(thread_id, 1)
             await ThreadHandle(client, thread_id).stop(by="ann", reason="done")
             await client.get_workflow_handle(thread_id).result()
         # No worker runs any more.
@@ -190,10 +199,13 @@ async def test_an_ended_thread_can_be_read_and_accepts_no_request(
 async def test_a_limit_ends_and_archives_a_thread(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as threads,
+        threads.worker(),
+    ):
         client = threads.client
         await threads.send(thread_id, "hello")
-        await threads.answered(thread_id, 1)
+        await threads.wait_for_answers(thread_id, 1)
         await ThreadHandle(client, thread_id).configure({"steps_max": 1, "on_limit": "archive"})
         await threads.send(thread_id, "again")
         await client.get_workflow_handle(thread_id).result()
@@ -209,7 +221,7 @@ async def test_a_limit_ends_and_archives_a_thread(
 async def test_an_unknown_thread_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    async with open_threads(server.address, store, governed()) as threads:
+    async with open_threads(server.address, store, build_governed_agent()) as threads:
         client, queue = threads.client, threads.task_queue
         for asking in (
             lambda: send(client, thread_id, "hi", task_queue=queue),
@@ -227,7 +239,7 @@ async def test_messages_during_rolls_arrive_once(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """Three senders at once, on a thread that rolls all the time: no caller sees an error."""
-    agent = governed(Policy(run_events_max=50))
+    agent = build_governed_agent(Policy(run_events_max=50))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
 
         async def sender(name: int) -> list[int]:
@@ -235,7 +247,7 @@ async def test_messages_during_rolls_arrive_once(
 
         numbers = await asyncio.gather(*map(sender, range(3)))
         assert len({number for each in numbers for number in each}) == 24
-        status = await threads.answered(thread_id, max(map(max, numbers)))
+        status = await threads.wait_for_answers(thread_id, max(map(max, numbers)))
         assert status.counters.runs >= 3
         asked = [m.text for m in await threads.conversation(thread_id) if m.role == "user"]
         assert sorted(asked) == sorted(f"{name}-{i}" for name in range(3) for i in range(8))

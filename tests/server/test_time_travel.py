@@ -22,7 +22,7 @@ from everlong.errors import EntryNotFound, ThreadExists
 from everlong.models import Entry, Kind, ThreadStatus, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore, thread_prefix
-from tests.support.governed_agent import governed
+from tests.support.governed_agent import build_governed_agent
 from tests.support.threads import Threads, open_threads
 
 BULK = "x" * 3000
@@ -30,7 +30,7 @@ BULK = "x" * 3000
 
 @pytest.fixture
 async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
-    agents = (governed(), governed(Policy(steps_max=77), name="other"))
+    agents = (build_governed_agent(), build_governed_agent(Policy(steps_max=77), name="other"))
     async with open_threads(server.address, store, *agents) as opened, opened.worker():
         yield opened
 
@@ -47,13 +47,13 @@ async def ask(threads: Threads, thread_id: str, text: str, agent: str = "ops") -
     )
 
 
-async def entries_of(threads: Threads, thread_id: str) -> list[Entry]:
+async def list_entries(threads: Threads, thread_id: str) -> list[Entry]:
     entries = await read_journal(threads.client, PackStore(threads.store), thread_id)
     assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
     return entries
 
 
-async def texts_of(threads: Threads, thread_id: str) -> list[str]:
+async def list_texts(threads: Threads, thread_id: str) -> list[str]:
     return [message.text for message in await threads.conversation(thread_id)]
 
 
@@ -74,7 +74,7 @@ async def fork(
     return await read_state(threads.client, packs, new_id, seq + 1)
 
 
-async def compacted(threads: Threads, thread_id: str) -> None:
+async def wait_for_compaction(threads: Threads, thread_id: str) -> None:
     before = (await read_status(threads.client, thread_id)).counters.compactions
     await ThreadHandle(threads.client, thread_id).compact()
     await wait_for_status(
@@ -91,7 +91,7 @@ async def test_state_at_shows_a_thread_at_any_entry(threads: Threads, thread_id:
     await ask(threads, thread_id, "hello")
     await ask(threads, thread_id, "remember the api is slow")
     status = await read_status(threads.client, thread_id)
-    entries = await entries_of(threads, thread_id)
+    entries = await list_entries(threads, thread_id)
     views = [await read_state(threads.client, packs, thread_id, entry.seq) for entry in entries]
     last = views[-1]
     assert last.totals is not None
@@ -137,8 +137,8 @@ async def test_state_at_shows_an_approval_pending_and_decided(
     await ThreadHandle(threads.client, thread_id).decide(
         approval.id, approve=True, by="ann", reason="go"
     )
-    await threads.answered(thread_id, number)
-    entries = await entries_of(threads, thread_id)
+    await threads.wait_for_answers(thread_id, number)
+    entries = await list_entries(threads, thread_id)
     [asked] = [entry.seq for entry in entries if entry.kind == Kind.ASKED]
     view = await read_state(threads.client, packs, thread_id, asked)
     assert view.pending == (approval,)
@@ -151,17 +151,17 @@ async def test_state_at_shows_an_approval_pending_and_decided(
 async def test_a_fork_diverges_from_its_thread(threads: Threads, thread_id: str) -> None:
     for text in ("one", "two", "three"):
         await ask(threads, thread_id, text)
-    before = await texts_of(threads, thread_id)
+    before = await list_texts(threads, thread_id)
     forked = f"{thread_id}-fork"
     view = await fork(threads, thread_id, 4, forked)
     assert view.totals is not None
     assert view.totals.messages == 2
-    assert await texts_of(threads, forked) == before[:4]
+    assert await list_texts(threads, forked) == before[:4]
     assert await ask(threads, forked, "four") == "you said four"
     assert await ask(threads, thread_id, "five") == "you said five"
-    assert await texts_of(threads, forked) == [*before[:4], "four", "you said four"]
-    assert await texts_of(threads, thread_id) == [*before, "five", "you said five"]
-    entries = await entries_of(threads, forked)
+    assert await list_texts(threads, forked) == [*before[:4], "four", "you said four"]
+    assert await list_texts(threads, thread_id) == [*before, "five", "you said five"]
+    entries = await list_entries(threads, forked)
     [entry] = [each for each in entries if each.kind == Kind.FORK]
     assert entry.data == {"thread_id": thread_id, "seq": 4, "by": "ann", "reason": ""}
     status = await read_status(threads.client, forked)
@@ -183,7 +183,7 @@ async def test_a_fork_shares_stored_objects_until_it_writes(
         agent="ops",
         packs=PackStore(threads.store),
     )
-    await threads.answered(thread_id, 1)
+    await threads.wait_for_answers(thread_id, 1)
     forked = f"{thread_id}-fork"
     await fork(threads, thread_id, 2, forked)
     own = await threads.size(forked)
@@ -201,11 +201,11 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     for number in range(6):
         await ask(threads, thread_id, f"{number} {BULK}")
     await ThreadHandle(threads.client, thread_id).configure({"compact_to_bytes": 4096})
-    await compacted(threads, thread_id)
+    await wait_for_compaction(threads, thread_id)
     await ask(threads, thread_id, "after the first")
-    last = len(await entries_of(threads, thread_id))
+    last = len(await list_entries(threads, thread_id))
     await ask(threads, thread_id, f"7 {BULK}")
-    await compacted(threads, thread_id)
+    await wait_for_compaction(threads, thread_id)
     forked = f"{thread_id}-fork"
     view = await fork(threads, thread_id, last, forked)
     here = await read_state(threads.client, packs, thread_id, last)
@@ -221,20 +221,20 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     again = f"{forked}-fork"
     await fork(threads, forked, last, again)
     assert await ask(threads, again, "and here?") == "you said and here?"
-    assert (await texts_of(threads, again))[:-2] == (await texts_of(threads, forked))[:-2]
+    assert (await list_texts(threads, again))[:-2] == (await list_texts(threads, forked))[:-2]
 
 
 @pytest.mark.guarantee(76)
 async def test_a_fork_from_any_entry_continues_to_work(threads: Threads, thread_id: str) -> None:
     """In the middle of a step too: what a call lacks is filled in, and the turn is broken off."""
     await ask(threads, thread_id, "remember the api is slow")
-    texts = await texts_of(threads, thread_id)
-    last = len(await entries_of(threads, thread_id))
+    texts = await list_texts(threads, thread_id)
+    last = len(await list_entries(threads, thread_id))
     for seq in range(1, last + 1):
         forked = f"{thread_id}-{seq}"
         await fork(threads, thread_id, seq, forked)
         assert await ask(threads, forked, "go on") == "you said go on"
-        found = await texts_of(threads, forked)
+        found = await list_texts(threads, forked)
         assert found[-2:] == ["go on", "you said go on"]
         assert found[:-2] == texts[: len(found) - 2]
     for seq in (0, last + 1):
@@ -331,25 +331,25 @@ async def test_a_reset_thread_knows_nothing_of_the_branch_that_was_left(
     await ask(threads, thread_id, "one")
     await ask(threads, thread_id, f"two {BULK}")
     await ask(threads, thread_id, "remember the wrong thing")
-    abandoned = await texts_of(threads, thread_id)
+    abandoned = await list_texts(threads, thread_id)
     forked = f"{thread_id}-fork"
-    await fork(threads, thread_id, len(await entries_of(threads, thread_id)), forked)
+    await fork(threads, thread_id, len(await list_entries(threads, thread_id)), forked)
     await reset_to_first_answer(threads, thread_id)
-    assert await texts_of(threads, thread_id) == ["one", "you said one"]
+    assert await list_texts(threads, thread_id) == ["one", "you said one"]
     assert await ask(threads, thread_id, "another two") == "you said another two"
-    assert await texts_of(threads, thread_id) == [
+    assert await list_texts(threads, thread_id) == [
         "one",
         "you said one",
         "another two",
         "you said another two",
     ]
-    entries = await entries_of(threads, thread_id)
+    entries = await list_entries(threads, thread_id)
     assert len(entries) == 4
     view = await read_state(threads.client, PackStore(threads.store), thread_id, 4)
     assert view.facts == ()
     # The fork was made of the branch that was left, and keeps it.
     assert await ask(threads, forked, "three") == "you said three"
-    assert await texts_of(threads, forked) == [*abandoned, "three", "you said three"]
+    assert await list_texts(threads, forked) == [*abandoned, "three", "you said three"]
     # What the abandoned branch stored is still there for it.
     prefix = thread_prefix(thread_key(threads.client.namespace, thread_id))
     assert [info async for info in threads.store.list(prefix)]

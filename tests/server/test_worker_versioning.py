@@ -22,12 +22,12 @@ from tests.support.thread_driver import DrivenThread
 from tests.support.threads import Threads, open_threads
 
 
-def agent_of(build_id: str) -> Agent:
+def build_agent(build_id: str) -> Agent:
     """An agent that answers with the version of its worker."""
     return Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=build_id)))
 
 
-def versioned(client: Client, queue: str, build_id: str, **options: Any) -> Worker:
+def make_versioned_worker(client: Client, queue: str, build_id: str, **options: Any) -> Worker:
     return Worker(
         client,
         task_queue=queue,
@@ -58,7 +58,7 @@ async def make_current(client: Client, deployment: str, build_id: str) -> None:
             return
 
 
-async def ran_on(threads: Threads, thread_id: str) -> str:
+async def get_build_id(threads: Threads, thread_id: str) -> str:
     """The build id that the server notes for a thread."""
     described = await threads.client.get_workflow_handle(thread_id).describe()
     info = described.raw_description.workflow_execution_info.versioning_info
@@ -68,15 +68,17 @@ async def ran_on(threads: Threads, thread_id: str) -> str:
 async def test_workers_with_versioning_and_no_default_take_our_workflows(
     server: TemporalServer, store: BlobStore
 ) -> None:
-    plugin = EverlongPlugin(store=store, agents=[agent_of("v1")])
+    plugin = EverlongPlugin(store=store, agents=[build_agent("v1")])
     client = await Client.connect(server.address, plugins=[plugin])
-    config = versioned(client, "q", "v1").config(active_config=True)
+    config = make_versioned_worker(client, "q", "v1").config(active_config=True)
     assert set(config["workflows"]) == set(VERSIONED.values())
     # The server refuses tasks of a worker that names a behaviour and has no version.
     plain = Worker(client, task_queue="plain").config(active_config=True)
     assert set(plain["workflows"]) == set(VERSIONED)
     with pytest.warns(UserWarning, match="present from both"):
-        twice = versioned(client, "q", "v2", plugins=[plugin]).config(active_config=True)
+        twice = make_versioned_worker(client, "q", "v2", plugins=[plugin]).config(
+            active_config=True
+        )
     assert set(twice["workflows"]) == set(VERSIONED.values())
 
 
@@ -84,12 +86,12 @@ async def test_a_thread_moves_to_the_next_deployment_and_frees_its_old_worker(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with (
-        open_threads(server.address, store, agent_of("v1")) as first,
-        open_threads(server.address, store, agent_of("v2")) as second,
+        open_threads(server.address, store, build_agent("v1")) as first,
+        open_threads(server.address, store, build_agent("v2")) as second,
     ):
         first.task_queue = second.task_queue = queue = thread_id
         v1, v2 = (
-            versioned(threads.client, queue, build_id)
+            make_versioned_worker(threads.client, queue, build_id)
             for threads, build_id in ((first, "v1"), (second, "v2"))
         )
         thread = DrivenThread(first, thread_id)
@@ -97,26 +99,26 @@ async def test_a_thread_moves_to_the_next_deployment_and_frees_its_old_worker(
             async with v1:
                 await make_current(first.client, queue, "v1")
                 assert await thread.ask() == "v1"
-                assert await ran_on(first, thread_id) == "v1"
+                assert await get_build_id(first, thread_id) == "v1"
                 # The doctor sees both, though the server sends new workflows to one of them.
-                await asked_by_doctor(first, queue)
+                await wait_for_doctor(first, queue)
                 await make_current(first.client, queue, "v2")
             # It waited, idle, on a worker that is gone now.
             assert await DrivenThread(second, thread_id).ask() == "v2"
-            assert await ran_on(second, thread_id) == "v2"
+            assert await get_build_id(second, thread_id) == "v2"
 
 
 async def test_a_rollout_is_no_crash_while_the_old_worker_still_polls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with (
-        open_threads(server.address, store, agent_of("v1")) as first,
-        open_threads(server.address, store, agent_of("v2")) as second,
+        open_threads(server.address, store, build_agent("v1")) as first,
+        open_threads(server.address, store, build_agent("v2")) as second,
     ):
         first.task_queue = second.task_queue = queue = thread_id
         async with (
-            versioned(first.client, queue, "v1"),
-            versioned(second.client, queue, "v2"),
+            make_versioned_worker(first.client, queue, "v1"),
+            make_versioned_worker(second.client, queue, "v2"),
         ):
             await make_current(first.client, queue, "v1")
             assert await DrivenThread(first, thread_id).ask() == "v1"
@@ -130,7 +132,7 @@ async def test_a_rollout_is_no_crash_while_the_old_worker_still_polls(
             assert "crash" not in causes
 
 
-async def asked_by_doctor(threads: Threads, queue: str) -> None:
+async def wait_for_doctor(threads: Threads, queue: str) -> None:
     """Wait until the doctor has answers from both versions: a new one takes a moment to be known."""
     async with asyncio.timeout(60):
         while True:

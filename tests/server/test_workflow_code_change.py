@@ -87,7 +87,7 @@ class New(Old):
         return text
 
 
-async def until(handle: WorkflowHandle[Any, Any], is_done: Callable[[int], bool]) -> None:
+async def wait_until(handle: WorkflowHandle[Any, Any], is_done: Callable[[int], bool]) -> None:
     async with asyncio.timeout(90):
         while not is_done(await handle.query("done")):
             await asyncio.sleep(0.05)
@@ -109,7 +109,7 @@ async def test_new_code_that_runs_past_its_history_sends_complete_commands(
     client, old = await worker(Old)
     async with old:
         handle = await client.start_workflow("Beyond", kind, id=thread_id, task_queue=thread_id)
-        await until(handle, lambda steps: steps == 1)
+        await wait_until(handle, lambda steps: steps == 1)
     client, new = await worker(New)
     async with new:
         handle = client.get_workflow_handle(thread_id, result_type=str)

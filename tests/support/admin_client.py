@@ -33,7 +33,7 @@ def bearer(role: Role) -> dict[str, str]:
     return {"authorization": f"Bearer {TOKENS[role]}"}
 
 
-async def nowhere() -> Client:
+async def raise_unreachable() -> Client:
     raise ServerUnreachable("there is no server in this test")
 
 
@@ -41,7 +41,7 @@ def make_context(
     client: Client | None = None, packs: PackStore | None = None, queue: str = "q"
 ) -> AppContext:
     async def connect() -> Client:
-        return await nowhere() if client is None else client
+        return await raise_unreachable() if client is None else client
 
     return AppContext(
         connect,

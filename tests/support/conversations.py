@@ -65,7 +65,7 @@ class Thread:
         return seq
 
 
-def shown(
+def build_shown_context(
     base: Snapshot | None,
     items: Sequence[Item] = (),
     policy: Policy | None = None,
@@ -77,7 +77,7 @@ def shown(
     )
 
 
-def assert_paired(messages: Sequence[Message]) -> None:
+def check_pairs(messages: Sequence[Message]) -> None:
     """Assert that each reply is followed by the results of its calls, in order, and no others."""
     waiting: list[str] = []
     for message in messages:

@@ -57,11 +57,13 @@ class Stage:
     async def send(self, thread_id: str, text: str, name: str = "ops") -> int:
         return await self.threads.send(thread_id, text, name)
 
-    async def said(self, thread_id: str, text: str) -> ThreadStatus:
+    async def send_and_wait(self, thread_id: str, text: str) -> ThreadStatus:
         """Send a message and wait for the answer."""
-        return await self.threads.answered(thread_id, await self.send(thread_id, text))
+        return await self.threads.wait_for_answers(thread_id, await self.send(thread_id, text))
 
-    async def listed(self, thread_id: str, status: str = "", seconds: float = 60) -> None:
+    async def wait_until_listed(
+        self, thread_id: str, status: str = "", seconds: float = 60
+    ) -> None:
         """Wait until visibility, and so the list, shows a thread."""
 
         async def is_listed() -> bool:
@@ -69,10 +71,10 @@ class Stage:
             row = self.context.directory.row(thread_id)
             return row is not None and status in ("", row.status)
 
-        await until(is_listed, seconds)
+        await wait_until(is_listed, seconds)
 
 
-async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+async def wait_until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
     """Poll a condition until it holds, or fail at the deadline."""
     deadline = time.monotonic() + seconds
     while not await is_so():
@@ -102,16 +104,16 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
                 task_queue=threads.task_queue,
                 temporal_ui=server.ui_url,
             )
-            browser = await _launched(playwright)
+            browser = await _launch(playwright)
             try:
-                async with serving(create_admin_app(context, Access())) as url:
+                async with serve(create_admin_app(context, Access())) as url:
                     yield Stage(url, threads, context, browser)
             finally:
                 await browser.close()
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[str]:
+async def serve(app: FastAPI) -> AsyncIterator[str]:
     """Serve an application on loopback; yield its address."""
     port = find_free_port()
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
@@ -122,7 +124,7 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
         async def is_up() -> bool:
             return server.started
 
-        await until(is_up)
+        await wait_until(is_up)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
@@ -177,5 +179,5 @@ async def shoot(page: Page, name: str, *, whole: bool = True) -> None:
     await page.screenshot(path=screenshot(name), full_page=whole, animations="disabled")
 
 
-async def _launched(playwright: Playwright) -> Browser:
+async def _launch(playwright: Playwright) -> Browser:
     return await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)

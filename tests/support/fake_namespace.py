@@ -146,7 +146,7 @@ class FakeNamespace:
     def delete(self, run: FakeRun) -> None:
         del self.all[run.run.run_id]
 
-    async def encoded(self, workflow_id: str, plain: Payload) -> Payload:
+    async def encode(self, workflow_id: str, plain: Payload) -> Payload:
         context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id=workflow_id)
         [done] = await self.codec.with_context(context).encode([plain])
         return done
@@ -155,7 +155,7 @@ class FakeNamespace:
         """Store a payload. Half of these payloads mostly repeat an earlier pack."""
         shared = text(9000, self.source.randrange(2))
         new = noise(2000, self.source.randrange(10**6)).hex().encode()
-        return await self.encoded(workflow_id, payload(b'"' + shared.hex().encode() + new + b'"'))
+        return await self.encode(workflow_id, payload(b'"' + shared.hex().encode() + new + b'"'))
 
     async def append(self, run: FakeRun, text_bytes: int = 40) -> Payload:
         """Append to the journal of a run's thread; return the payload that names the new head."""
@@ -164,18 +164,18 @@ class FakeNamespace:
         kind = Kind.MESSAGE if seq % 2 else Kind.TOOL_RESULT
         new = entry(seq, noise(text_bytes, self.source.randrange(10**6)).hex(), kind)
         run.head, _ = await journal.append(run.head, [new])
-        return await self.named(run.run.workflow_id, run.head)
+        return await self.name_head(run.run.workflow_id, run.head)
 
-    async def named(self, workflow_id: str, head: SegmentRef) -> Payload:
+    async def name_head(self, workflow_id: str, head: SegmentRef) -> Payload:
         state = b'{"head":' + _SEGMENT.dump_json(head) + b"}"
-        return await self.encoded(workflow_id, payload(state))
+        return await self.encode(workflow_id, payload(state))
 
     async def fork(self, run: FakeRun, new_id: str) -> FakeRun:
         assert run.head is not None
         seq = run.head.first_seq + run.head.count - 1
         journal = Journal(self.packs, thread_key(NAMESPACE, new_id))
         head, _ = await journal.fork(run.head, seq, entry(seq + 1, "forked"))
-        forked = self.start(new_id, first=await self.named(new_id, head))
+        forked = self.start(new_id, first=await self.name_head(new_id, head))
         forked.head = head
         return forked
 
@@ -277,7 +277,7 @@ async def _step(world: FakeNamespace, source: random.Random, step: int) -> None:
             await world.append(dataclasses.replace(run), 300)
         case 7:  # A roll: the next run begins with the head and large lists.
             world.close(run)
-            first = await world.named(workflow_id, run.head) if run.head else None
+            first = await world.name_head(workflow_id, run.head) if run.head else None
             world.start(workflow_id, run.run.root, first).head = run.head
         case 8 if run.head:
             await world.fork(run, f"fork-{step}")

@@ -62,7 +62,7 @@ class ProviderServer:
                 self.requests.append(request)
                 if response.hang:
                     await asyncio.Event().wait()
-                writer.write(_encoded(response, stream=bool(request.body.get("stream"))))
+                writer.write(_encode(response, stream=bool(request.body.get("stream"))))
                 await writer.drain()
         except (OSError, asyncio.CancelledError):
             pass  # The client disconnected, or the test ended.
@@ -82,12 +82,12 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     return Request(path=first.split(" ")[1], headers=headers, body=json.loads(body or b"{}"))
 
 
-def _encoded(response: Response, stream: bool) -> bytes:
+def _encode(response: Response, stream: bool) -> bytes:
     kind = "application/json"
     if isinstance(response.body, bytes):
         body = response.body
     elif stream and response.body["type"] == "message":
-        body, kind = streamed(response.body), "text/event-stream"
+        body, kind = encode_stream(response.body), "text/event-stream"
     else:
         body = json.dumps(response.body).encode()
     headers = {"content-type": kind, **response.headers, "content-length": str(len(body))}
@@ -95,7 +95,7 @@ def _encoded(response: Response, stream: bool) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def streamed(message: Json) -> bytes:
+def encode_stream(message: Json) -> bytes:
     """Return a reply of Anthropic's as a stream of events."""
     events: list[Json] = [
         {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}

@@ -30,8 +30,8 @@ def script(turn: Sequence[Message]) -> Reply:
     return Reply(text=said, tokens=10, cost_usd=0.01)
 
 
-def governed(policy: Policy | None = None, name: str = "ops") -> Agent:
+def build_governed_agent(policy: Policy | None = None, name: str = "ops") -> Agent:
     return Agent(name=name, model=ScriptedModel(script), tools=[restart], policy=policy or Policy())
 
 
-agent = governed()
+agent = build_governed_agent()

@@ -36,7 +36,7 @@ RESULTS = (
 )
 
 
-async def live_through(stage: Stage, thread_id: str, count: int, compacted_seq: int) -> str:
+async def write_long_journal(stage: Stage, thread_id: str, count: int, compacted_seq: int) -> str:
     """Start a thread whose journal has `count` entries; return the path of its page."""
     packs, thread = stage.threads.plugin.packs, thread_key(stage.client.namespace, thread_id)
     journal = Journal(packs, thread)

@@ -66,7 +66,7 @@ def digest(messages: list[str]) -> str:
     return hashlib.sha256("\n".join(messages).encode()).hexdigest()
 
 
-def expected(loop: Loop) -> str:
+def compute_expected(loop: Loop) -> str:
     return digest([noise(f"result {i}", loop.result_bytes) for i in range(loop.steps)])
 
 

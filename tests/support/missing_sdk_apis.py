@@ -19,7 +19,7 @@ from everlong.interceptors.sdk_internals import Feature
 Remove: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+def list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the warnings about features that were switched off."""
     return [
         record.getMessage()

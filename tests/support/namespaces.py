@@ -58,7 +58,7 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
     async def is_empty() -> bool:
         return (await inside.count_workflows()).count == 0
 
-    await until(is_empty)
+    await wait_until(is_empty)
     return name
 
 
@@ -70,7 +70,7 @@ async def end(client: Client, workflow_id: str) -> None:
     async def has_ended() -> bool:
         return (await client.count_workflows(query)).count == 0
 
-    await until(has_ended)
+    await wait_until(has_ended)
 
 
 async def delete(client: Client, workflow_id: str) -> None:
@@ -84,7 +84,7 @@ async def delete(client: Client, workflow_id: str) -> None:
         )
 
 
-async def until(is_true: Callable[[], object], seconds: float = 90) -> None:
+async def wait_until(is_true: Callable[[], object], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not await is_true():  # type: ignore[misc]
         assert time.monotonic() < deadline
@@ -110,5 +110,5 @@ async def sweep(
     )
 
 
-async def stored(store: BlobStore, prefix: str = "v1/") -> dict[str, int]:
+async def list_sizes(store: BlobStore, prefix: str = "v1/") -> dict[str, int]:
     return {info.key: info.size_bytes async for info in store.list(prefix)}

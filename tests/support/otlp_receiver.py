@@ -67,7 +67,7 @@ class Metric:
     scope: str
 
 
-class Received:
+class ReceivedTelemetry:
     """Spans and metrics received so far."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Received:
     def metric_names(self) -> set[str]:
         return {metric.name for metric in self.exports}
 
-    def wait(self, done: Callable[["Received"], bool], seconds_max: float = 10.0) -> None:
+    def wait(self, done: Callable[["ReceivedTelemetry"], bool], seconds_max: float = 10.0) -> None:
         deadline = time.monotonic() + seconds_max
         while not done(self):
             names = sorted({span.name for span in self.spans})
@@ -115,9 +115,9 @@ class Received:
 
 
 @contextlib.contextmanager
-def http_receiver() -> Iterator[Received]:
+def http_receiver() -> Iterator[ReceivedTelemetry]:
     """Receive OTLP as protobuf over HTTP, at the standard paths of `url`."""
-    received = Received()
+    received = ReceivedTelemetry()
 
     class Receiver(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -153,9 +153,9 @@ def http_receiver() -> Iterator[Received]:
 
 
 @contextlib.contextmanager
-def grpc_receiver() -> Iterator[Received]:
+def grpc_receiver() -> Iterator[ReceivedTelemetry]:
     """Receive OTLP over gRPC."""
-    received = Received()
+    received = ReceivedTelemetry()
 
     class Traces(trace_service_pb2_grpc.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:  # noqa: N802

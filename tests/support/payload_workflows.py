@@ -34,7 +34,7 @@ def letters(seed: str, size: int = SIZE) -> str:
     return "".join(chr(0x4E00 + number % 0x5000) for number in numbers)
 
 
-def payloads_in(message: Message) -> Iterator[Payload]:
+def find_payloads(message: Message) -> Iterator[Payload]:
     """Yield every payload in a protobuf message, at any depth."""
     if isinstance(message, Payload):
         yield message
@@ -48,12 +48,12 @@ def payloads_in(message: Message) -> Iterator[Payload]:
             continue
         for part in parts:
             if isinstance(part, Message):
-                yield from payloads_in(part)
+                yield from find_payloads(part)
 
 
-def encodings_in(messages: Sequence[Message]) -> set[bytes]:
+def list_encodings(messages: Sequence[Message]) -> set[bytes]:
     """Return the encodings of all payloads in some messages."""
-    found = (payload for message in messages for payload in payloads_in(message))
+    found = (payload for message in messages for payload in find_payloads(message))
     return {payload.metadata["encoding"] for payload in found}
 
 

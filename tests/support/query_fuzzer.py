@@ -156,12 +156,12 @@ PIECES: Final = (
 def statements(seed: int) -> Iterator[str]:
     """Yield statements without end."""
     chance = random.Random(seed)
-    makers = (_nested, _joined, _truncated, _spliced, _well_formed)
+    makers = (_nest, _join, _truncate, _splice, _build_well_formed)
     while True:
         yield chance.choice(makers)(chance)[:STATEMENT_CHARS_MAX]
 
 
-def _nested(chance: random.Random) -> str:
+def _nest(chance: random.Random) -> str:
     """Nest one piece within itself, a few times or as often as fits, closed or not."""
     piece = chance.choice(NESTED)
     count = chance.choice((2, 5, 9, 20, 100, 1_000, STATEMENT_CHARS_MAX))
@@ -171,16 +171,16 @@ def _nested(chance: random.Random) -> str:
     return chance.choice(("", "select ", "from ")) + piece * count + end
 
 
-def _joined(chance: random.Random) -> str:
+def _join(chance: random.Random) -> str:
     return "select " + "".join(chance.choices(PIECES, k=chance.choice((3, 10, 30, 300))))
 
 
-def _truncated(chance: random.Random) -> str:
+def _truncate(chance: random.Random) -> str:
     sql = chance.choice(LIBRARY).sql
     return sql[chance.randrange(4) :][: chance.randrange(1, len(sql))]
 
 
-def _spliced(chance: random.Random) -> str:
+def _splice(chance: random.Random) -> str:
     sql = chance.choice(LIBRARY).sql
     for _ in range(chance.randint(1, 4)):
         place = chance.randrange(len(sql))
@@ -188,7 +188,7 @@ def _spliced(chance: random.Random) -> str:
     return sql
 
 
-def _well_formed(chance: random.Random) -> str:
+def _build_well_formed(chance: random.Random) -> str:
     return _query(chance, chance.randint(1, 6))
 
 
@@ -252,11 +252,11 @@ async def fuzz(seed: int, count: int, folder: Path) -> Report:
             report.rss_growth_bytes = max(report.rss_growth_bytes, _rss_bytes() - before)
 
     await asyncio.gather(*(one(number, next(source)) for number in range(count)))
-    report.left = tuple(children())
+    report.left = tuple(list_children())
     return report
 
 
-def children(parent: int | str = "self") -> list[int]:
+def list_children(parent: int | str = "self") -> list[int]:
     """Return the running query processes of a process."""
     found: list[int] = []
     for thread in Path(f"/proc/{parent}/task").iterdir():

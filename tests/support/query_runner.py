@@ -45,7 +45,7 @@ async def run_over(
         return await statement.run(files.close())
 
 
-async def needs_of(sql: str, folder: Path) -> Needs:
+async def find_needs(sql: str, folder: Path) -> Needs:
     """Return what a statement reads, as the query process reports it."""
     async with open_statement(sql, folder) as statement:
         return statement.needs

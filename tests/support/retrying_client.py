@@ -42,7 +42,7 @@ RPC_TIMEOUT = timedelta(seconds=15)
 PATIENCE_SECONDS = 90.0
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The thread refused. After more than one try, an earlier try may have succeeded."""
 
     def __init__(self, reason: str, tries: int) -> None:
@@ -151,7 +151,7 @@ async def _until_answered(call: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         try:
             return await call(), tries
         except WorkflowUpdateFailedError as error:
-            raise Refused(str(error.cause), tries) from error
+            raise Refusal(str(error.cause), tries) from error
         except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError):
             if time.monotonic() > deadline:
                 raise

@@ -122,14 +122,14 @@ class S3Server:
 @contextlib.contextmanager
 def start_s3_server(data_dir: Path) -> Iterator[S3Server]:
     """Run a server with its data in an existing directory. Its start takes 1 to 2 s."""
-    weed = _started(data_dir)
+    weed = _start_process(data_dir)
     try:
         yield weed
     finally:
         weed.stop()
 
 
-def _started(data_dir: Path) -> S3Server:
+def _start_process(data_dir: Path) -> S3Server:
     for attempt in range(_START_ATTEMPTS_MAX):
         try:
             return S3Server(data_dir)

@@ -45,7 +45,7 @@ NATIVE: Final = {
 }
 
 
-class Life:
+class ThreadBuilder:
     """Journal builder of one thread."""
 
     def __init__(
@@ -138,13 +138,13 @@ class Life:
             status=self.status(),
         )
 
-    async def archived(self, number: int = 0) -> Manifest:
+    async def write_archive(self, number: int = 0) -> Manifest:
         return await writer.write(self.packs, self.journal, self.facts(number))
 
 
-async def build_thread(packs: PackStore, thread_id: str = "ops-7") -> Life:
+async def build_thread(packs: PackStore, thread_id: str = "ops-7") -> ThreadBuilder:
     """Return a thread whose journal has every kind of entry."""
-    life = Life(packs, thread_id)
+    life = ThreadBuilder(packs, thread_id)
     await life.say(Kind.MESSAGE, Message(role="user", text="why is it slow?"))
     await life.step()
     await life.step(result="x" * 100_000)

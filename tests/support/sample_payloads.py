@@ -53,7 +53,7 @@ def activity(
     )
 
 
-def flipped(data: bytes, bit: int) -> bytes:
+def flip_bit(data: bytes, bit: int) -> bytes:
     damaged = bytearray(data)
     damaged[bit // 8] ^= 1 << bit % 8
     return bytes(damaged)
@@ -65,6 +65,6 @@ def bits(data: bytes, most: int, seed: int = 0) -> list[int]:
     return list(every) if len(every) <= most else random.Random(seed).sample(every, most)
 
 
-async def stored(store: MemoryBlobStore) -> dict[str, bytes]:
+async def read_objects(store: MemoryBlobStore) -> dict[str, bytes]:
     """Return all objects of a store, by key."""
     return {info.key: await store.get(info.key) async for info in store.list("")}

@@ -39,7 +39,7 @@ def reading_agent(pages: int, name: str = "ops", policy: Policy | None = None) -
     )
 
 
-def one_call(name: str) -> ScriptedModel:
+def build_one_call_model(name: str) -> ScriptedModel:
     """Return a model that calls one tool and repeats its result."""
 
     def script(turn: Sequence[Message]) -> Reply:

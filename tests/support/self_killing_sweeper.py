@@ -64,10 +64,10 @@ class KillSwitch:
         return True
 
     def die(self) -> None:
-        self.tell({"died": self._end[0]})
+        self.write_record({"died": self._end[0]})
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def tell(self, what: object) -> None:
+    def write_record(self, what: object) -> None:
         self._record.write_text(json.dumps(what))
 
     @property
@@ -185,10 +185,10 @@ async def _sweep(address: str, root: Path, index_dir: Path, kill_switch: KillSwi
         index_dir=index_dir,
         allow_short_quarantine=True,
     ).run()
-    kill_switch.tell({"calls": kill_switch.calls})
+    kill_switch.write_record({"calls": kill_switch.calls})
 
 
-def live(
+def sweep_once(
     address: str, root: Path, index_dir: Path, record: Path, phase: str, number: int, after: bool
 ) -> None:
     """Sweep once; die at the given call of a phase, if the sweep makes that many."""

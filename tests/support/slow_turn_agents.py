@@ -74,7 +74,7 @@ _AGENTS = ["tests.support.slow_turn_agents:slow", "tests.support.slow_turn_agent
 
 
 @dataclasses.dataclass(frozen=True)
-class Waited:
+class WaitReport:
     """How the wait for a turn of each agent went."""
 
     answers: list[str]
@@ -88,7 +88,7 @@ class Waited:
     """From the decision to the answer."""
 
 
-async def wait_through(folder: Path, approval_seconds: float) -> Waited:
+async def wait_through(folder: Path, approval_seconds: float) -> WaitReport:
     """Ask, kill the worker during the approval, approve on another worker, and return the answers."""
     metrics_port = find_free_port()
     server = await start_server(folder, durable=False, metrics_port=metrics_port)
@@ -102,7 +102,7 @@ async def wait_through(folder: Path, approval_seconds: float) -> Waited:
 
 async def _wait_through(
     settings: Settings, client: Client, metrics_port: int, approval_seconds: float
-) -> Waited:
+) -> WaitReport:
     before = requests(metrics_port)
     with start_worker(settings, _AGENTS, name="first") as first:
         await first.wait_for_output(READY, 60)
@@ -114,7 +114,7 @@ async def _wait_through(
             )
         )
         for agent in ("slow", "steady"):
-            await _until(partial(_asks, client, f"{agent}-1"))
+            await _wait_until(partial(_is_approval_pending, client, f"{agent}-1"))
         asked = time.monotonic()
         first.kill()
     with start_worker(settings, _AGENTS, name="second") as second:
@@ -135,7 +135,7 @@ async def _wait_through(
         runs = [
             (await read_status(client, f"{agent}-1")).counters.runs for agent in ("slow", "steady")
         ]
-    return Waited(answers, runs, first.returncode, made, ended - begun, ended - decided)
+    return WaitReport(answers, runs, first.returncode, made, ended - begun, ended - decided)
 
 
 def requests(metrics_port: int) -> collections.Counter[str]:
@@ -151,7 +151,7 @@ def requests(metrics_port: int) -> collections.Counter[str]:
     return found
 
 
-async def _asks(client: Client, thread_id: str) -> bool:
+async def _is_approval_pending(client: Client, thread_id: str) -> bool:
     """Check by search attributes, without a query, whether the thread waits for approval."""
     try:
         found = await client.get_workflow_handle(thread_id).describe()
@@ -161,7 +161,7 @@ async def _asks(client: Client, thread_id: str) -> bool:
     return pending["EverlongPendingApprovals"].data == b"1"
 
 
-async def _until(done: Callable[[], Awaitable[bool]]) -> None:
+async def _wait_until(done: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(120):
         while not await done():
             await asyncio.sleep(0.2)

@@ -12,23 +12,23 @@ from everlong.models import Message, ToolCall
 TOOLS = {"w": "work", "a": "act"}
 
 
-def calls_of(text: str) -> list[list[str]]:
+def list_calls(text: str) -> list[list[str]]:
     """Return call ids by step of a message: `m3 w wa` are `m3.0.0`, `m3.1.0`, `m3.1.1`."""
     name, *steps = text.split()
     return [[f"{name}.{step}.{n}" for n in range(len(kinds))] for step, kinds in enumerate(steps)]
 
 
-def tools_of(text: str) -> list[list[str]]:
+def list_tools(text: str) -> list[list[str]]:
     """Return the tool of each of these calls."""
     _, *steps = text.split()
     return [[TOOLS[kind] for kind in kinds] for kinds in steps]
 
 
-def answer_to(text: str) -> str:
+def make_answer(text: str) -> str:
     return f"answer to {text.split()[0]}"
 
 
-def result_of(name: str) -> str:
+def make_result(name: str) -> str:
     """Return the result of a call: mostly small, sometimes too long for its entry."""
     source = random.Random(name)
     size = source.choices([40, 900, 6_000, 60_000], [45, 25, 22, 8])[0]
@@ -43,14 +43,14 @@ async def _take_a_while(name: str, seconds_max: float) -> None:
 async def work(name: str) -> str:
     """Do something."""
     await _take_a_while(name, 0.15)
-    return result_of(name)
+    return make_result(name)
 
 
 @tool(needs_approval=True)
 async def act(name: str) -> str:
     """Do something that needs approval."""
     await _take_a_while(name, 0.15)
-    return result_of(name)
+    return make_result(name)
 
 
 class Obedient:
@@ -65,13 +65,13 @@ class Obedient:
         done = [message.call_id for message in turn if message.role == "tool"]
         step = int(done[-1].split(".")[1]) + 1 if done else 0
         await _take_a_while(f"{text} {step}", 0.15)
-        calls = calls_of(text)
+        calls = list_calls(text)
         if step == len(calls):
-            return Reply(text=answer_to(text))
+            return Reply(text=make_answer(text))
         return Reply(
             tool_calls=tuple(
                 ToolCall(id=call_id, tool=name, arguments=json.dumps({"name": call_id}))
-                for call_id, name in zip(calls[step], tools_of(text)[step], strict=True)
+                for call_id, name in zip(calls[step], list_tools(text)[step], strict=True)
             )
         )
 

@@ -41,8 +41,8 @@ from everlong.models import SweepReport
 from everlong.policy import Retention
 from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore, open_packs
-from tests.support.namespaces import AT_ONCE, QUICK_DELETES, delete, stored, sweep
-from tests.support.self_killing_sweeper import CUT_OFF, PHASES, SHORT, live
+from tests.support.namespaces import AT_ONCE, QUICK_DELETES, delete, list_sizes, sweep
+from tests.support.self_killing_sweeper import CUT_OFF, PHASES, SHORT, sweep_once
 from tests.support.soak_agent import soak
 
 QUEUE = "soak"
@@ -217,7 +217,7 @@ class Soak:
             phase, at = self._next_end()
             after = self._source.random() < 0.5
             place = (self._address, self._root, self._root / f"mortal-{number}", record)
-            process = FORKS.Process(target=live, args=(*place, phase, at, after), daemon=True)
+            process = FORKS.Process(target=sweep_once, args=(*place, phase, at, after), daemon=True)
             # Starting a process polls all others. Two polls of one process at the same time
             # read its exit code once, and report 255 for the other: hence the lock.
             async with self._polling:
@@ -300,7 +300,7 @@ class Soak:
     async def forget(self) -> None:
         """Delete all histories, and sweep until nothing is left."""
         store = open_store(self._url)
-        self.outcome.bytes_before = sum((await stored(store)).values())
+        self.outcome.bytes_before = sum((await list_sizes(store)).values())
         threads = {run.id async for run in self.client.list_workflows()}
         for thread_id in threads:
             with contextlib.suppress(Exception):
@@ -308,13 +308,13 @@ class Soak:
         for thread_id in threads:
             await delete(self.client, thread_id)
         deadline = time.monotonic() + GONE_SECONDS_MAX
-        while await stored(store) and time.monotonic() < deadline:
+        while await list_sizes(store) and time.monotonic() < deadline:
             self.outcome.add(await self._swept(AT_ONCE))
             await asyncio.sleep(0.5)
         await self._check_archives(PackStore(store))
         for _ in range(2):
             self.outcome.add(await self._swept(NOTHING))
-        left = [await stored(store, each) for each in ("v1/", "archive/", "quarantine/")]
+        left = [await list_sizes(store, each) for each in ("v1/", "archive/", "quarantine/")]
         self.outcome.bytes_left = sum(sum(each.values()) for each in left)
 
 

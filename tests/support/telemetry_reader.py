@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from tests.support.threads import Threads
 
 
-def named(threads: Threads, name: str) -> list[ReadableSpan]:
+def find_spans(threads: Threads, name: str) -> list[ReadableSpan]:
     spans = threads.spans.get_finished_spans()
     return [span for span in spans if span.name.partition(" ")[0] == name]
 

@@ -110,7 +110,7 @@ class DrivenThread:
         found: ThreadStatus = await self.query(STATUS_QUERY, ThreadStatus)
         return found
 
-    async def until(
+    async def wait_until(
         self, done: Callable[[ThreadStatus], bool], seconds: float = 90
     ) -> ThreadStatus:
         deadline, pause = time.monotonic() + seconds, 0.03
@@ -120,21 +120,21 @@ class DrivenThread:
             pause = min(0.2, 1.3 * pause)  # A query costs the worker and the server 10 ms.
         return status
 
-    async def is_(self, status: str) -> ThreadStatus:
-        return await self.until(lambda found: found.status == status)
+    async def wait_for_status(self, status: str) -> ThreadStatus:
+        return await self.wait_until(lambda found: found.status == status)
 
-    async def answered(self, number: int = 1) -> ThreadStatus:
-        return await self.until(lambda found: found.counters.answered >= number)
+    async def wait_for_answers(self, number: int = 1) -> ThreadStatus:
+        return await self.wait_until(lambda found: found.counters.answered >= number)
 
     async def answer(self, number: int = 1) -> str:
         """Wait for the end of a message's turn; return its answer."""
-        status = await self.answered(number)
+        status = await self.wait_for_answers(number)
         [seq] = [each.seq for each in status.answers if each.number == number]
         return (await self.messages())[seq].text
 
     async def pending(self, count: int = 1) -> list[Approval]:
         """Wait until the given number of approvals are pending."""
-        await self.until(lambda found: found.pending == count)
+        await self.wait_until(lambda found: found.pending == count)
         found: list[Approval] = await self.query(PENDING_QUERY, list[Approval])
         return found
 

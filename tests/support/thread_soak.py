@@ -25,8 +25,8 @@ from everlong.embedded import start_server
 from everlong.models import COMPACT_SIGNAL, PAUSE_SIGNAL, UNPAUSE_SIGNAL, ThreadStatus
 from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore
-from tests.support.retrying_client import Refused, RetryingClient, Unreachable
-from tests.support.thread_soak_oracle import Attempt, Life, faults_of, tasks_failed
+from tests.support.retrying_client import Refusal, RetryingClient, Unreachable
+from tests.support.thread_soak_oracle import Attempt, SentInput, find_faults, list_failed_tasks
 from tests.support.worker_killer import PAUSE_SECONDS, WorkerKiller
 
 ACTIONS = 15
@@ -50,7 +50,7 @@ class Script:
     """Random script of one thread: messages, decisions and signals, with pauses."""
 
     def __init__(self, thread_client: RetryingClient, seed: str) -> None:
-        self.life = Life(thread_client.thread_id, seed)
+        self.life = SentInput(thread_client.thread_id, seed)
         self._client = thread_client
         self._source = random.Random(seed)
         self._people = 0
@@ -101,7 +101,7 @@ class Script:
         self.life.attempts.append(attempt)
         try:
             tries = await self._client.decide(approval, attempt.approve, attempt.by)
-        except Refused as refused:
+        except Refusal as refused:
             # After a lost answer, "decided already" may mean by this very attempt.
             attempt.outcome = "unknown" if refused.tries > 1 else "refused"
         else:
@@ -120,7 +120,7 @@ class Script:
     async def _configure(self) -> None:
         try:
             await self._client.configure(self._source.choice(CONFIGURATIONS))
-        except Refused:
+        except Refusal:
             self.life.configures_refused += 1
         else:
             self.life.configures += 1
@@ -188,10 +188,10 @@ class Campaign:
         try:
             async with asyncio.timeout(LIFE_SECONDS_MAX):
                 status = await script.live()
-            found = await faults_of(script.life, status, packs, client.namespace)
+            found = await find_faults(script.life, status, packs, client.namespace)
         except Exception as error:  # noqa: BLE001 - any error is reported with its seed
             found = [f"{type(error).__name__}: {error}"]
-        found += await tasks_failed(client, thread_client.thread_id, frozen, self.keep)
+        found += await list_failed_tasks(client, thread_client.thread_id, frozen, self.keep)
         for fault in found:
             self.faults.append(f"seed {seed}: {fault}")
             self.say(self.faults[-1])

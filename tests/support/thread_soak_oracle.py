@@ -12,7 +12,7 @@ from temporalio.service import RPCError
 from everlong.models import Entry, Kind, Message, ThreadStatus, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
-from tests.support.soak_agent import answer_to, calls_of, result_of, tools_of
+from tests.support.soak_agent import list_calls, list_tools, make_answer, make_result
 
 _SPOKEN = (Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE)
 # A message arrived while a run was about to end: the server repeats the task with it.
@@ -31,7 +31,7 @@ class Attempt:
 
 
 @dataclasses.dataclass
-class Life:
+class SentInput:
     """Everything that was sent to a thread."""
 
     thread_id: str
@@ -44,8 +44,8 @@ class Life:
     retries: int = 0
 
 
-async def faults_of(
-    life: Life, status: ThreadStatus, packs: PackStore, namespace: str
+async def find_faults(
+    life: SentInput, status: ThreadStatus, packs: PackStore, namespace: str
 ) -> list[str]:
     """Return the faults in the journal of a stopped thread."""
     journal = Journal(packs, thread_key(namespace, life.thread_id))
@@ -68,7 +68,7 @@ def _sequence(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _conversation(
-    life: Life, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
+    life: SentInput, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
 ) -> Iterator[str]:
     """Check that each message is there once, in order, followed by its steps and one answer."""
     numbers = sorted(number for number, _ in life.sent)
@@ -76,7 +76,7 @@ def _conversation(
         yield f"the numbers of messages are {numbers}"
     decided = _decisions(entries)
     expected = [each for _, text in sorted(life.sent) for each in _turn(text)]
-    found = [_told(entry, message, decided) for entry, message in said]
+    found = [_describe_entry(entry, message, decided) for entry, message in said]
     for place, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             yield f"at place {place} of {len(found)} there is {other}, and {one} was expected"
@@ -91,14 +91,14 @@ def _conversation(
 
 def _turn(text: str) -> Iterator[tuple[str, ...]]:
     yield ("message", text)
-    for calls in calls_of(text):
+    for calls in list_calls(text):
         yield ("calls", *calls)
         for call in calls:
             yield ("result", call)
-    yield ("answer", answer_to(text))
+    yield ("answer", make_answer(text))
 
 
-def _told(entry: Entry, message: Message, decided: dict[str, bool]) -> tuple[str, ...]:
+def _describe_entry(entry: Entry, message: Message, decided: dict[str, bool]) -> tuple[str, ...]:
     """Return an entry in the notation of `_turn`; a wrong result appears as it is."""
     if entry.kind == Kind.MESSAGE:
         return ("message", message.text)
@@ -109,7 +109,7 @@ def _told(entry: Entry, message: Message, decided: dict[str, bool]) -> tuple[str
     if entry.kind == Kind.FAILURE:
         return ("failure", message.text)
     denied = message.tool == "act" and not decided.get(message.call_id, True)
-    right = "error: denied by " if denied else result_of(message.call_id)
+    right = "error: denied by " if denied else make_result(message.call_id)
     same = message.text.startswith(right) if denied else message.text == right
     return ("result", message.call_id) if same else ("result", message.call_id, message.text[:99])
 
@@ -129,7 +129,7 @@ def _data(entries: Sequence[Entry], kind: Kind) -> list[dict[str, object]]:
 
 
 def _approvals(
-    life: Life, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
+    life: SentInput, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
 ) -> Iterator[str]:
     """Check that each call that needs approval is asked for once, and decided once, by who succeeded."""
     wanted = [
@@ -139,7 +139,7 @@ def _approvals(
         for number, call in enumerate(message.tool_calls, 1)
         if call.tool == "act"
     ]
-    planned = sum(step.count("act") for _, text in life.sent for step in tools_of(text))
+    planned = sum(step.count("act") for _, text in life.sent for step in list_tools(text))
     if len(wanted) != planned:
         yield f"{len(wanted)} calls needed approval, and {planned} were to"
     asked = Counter(_place(data["id"]) for data in _data(entries, Kind.ASKED))
@@ -156,7 +156,7 @@ def _place(approval: object) -> str:
     return "-".join(str(approval).split("-")[:2])
 
 
-def _deciders(life: Life, entries: Sequence[Entry]) -> Iterator[str]:
+def _deciders(life: SentInput, entries: Sequence[Entry]) -> Iterator[str]:
     journalled = {data["id"]: data for data in _data(entries, Kind.DECIDED)}
     for attempt in life.attempts:
         data = journalled.get(attempt.approval)
@@ -169,7 +169,7 @@ def _deciders(life: Life, entries: Sequence[Entry]) -> Iterator[str]:
             yield f"{attempt} is in the journal as {data}"
 
 
-def _counters(life: Life, status: ThreadStatus, entries: Sequence[Entry]) -> Iterator[str]:
+def _counters(life: SentInput, status: ThreadStatus, entries: Sequence[Entry]) -> Iterator[str]:
     kinds = Counter(entry.kind for entry in entries)
     counters = status.counters
     configures = sum(data["action"] == "configure" for data in _data(entries, Kind.CONTROL))
@@ -187,7 +187,7 @@ def _counters(life: Life, status: ThreadStatus, entries: Sequence[Entry]) -> Ite
             yield f"{what}: {one}, not {other}"
 
 
-async def tasks_failed(
+async def list_failed_tasks(
     client: Client, thread_id: str, frozen: Collection[int], keep: Path | None = None
 ) -> list[str]:
     """Return the failed workflow tasks of a thread, in all its runs. None should fail.

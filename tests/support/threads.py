@@ -55,7 +55,9 @@ class Threads:
             packs=PackStore(self.store),
         )
 
-    async def answered(self, thread_id: str, number: int, seconds: float = 120) -> ThreadStatus:
+    async def wait_for_answers(
+        self, thread_id: str, number: int, seconds: float = 120
+    ) -> ThreadStatus:
         return await wait_for_status(
             self.client,
             thread_id,

@@ -47,7 +47,7 @@ def context(head: SegmentRef | None = None) -> Context:
     return Context(agent="ops", head=head, snapshot=None, now_ms=5, policy={})
 
 
-def calling(name: str, **arguments: object) -> ScriptedModel:
+def build_calling_model(name: str, **arguments: object) -> ScriptedModel:
     return ScriptedModel(lambda _: Reply(tool_calls=(call(0, name, **arguments),)))
 
 
@@ -65,7 +65,7 @@ async def test_an_outdated_worker_does_not_run_a_tool_unapproved(
         return "restarted"
 
     packs, env = open_packs(tmp_path.as_uri()), ActivityEnvironment()
-    model = calling("restart", service="prod")
+    model = build_calling_model("restart", service="prod")
     old = AgentActivities(packs, [Agent(name="ops", model=model)])
     new = AgentActivities(packs, [Agent(name="ops", model=model, tools=[restart])])
     turn = await env.run(old.call_model, ModelCall(context=context(), tail=(ASKED,)))
@@ -96,7 +96,7 @@ async def test_hanging_rules_do_not_block_the_store_threads(
         """Act."""
         return ""
 
-    agent = Agent(name="ops", model=calling("act"), tools=[act])
+    agent = Agent(name="ops", model=build_calling_model("act"), tools=[act])
     activities = AgentActivities(open_packs(tmp_path.as_uri()), [agent])
     env, asked = ActivityEnvironment(), ModelCall(context=context(), tail=(ASKED,))
     try:
@@ -124,7 +124,7 @@ async def test_recall_of_lost_bytes_holds_the_thread(
     [lost] = tmp_path.glob(f"v1/*/{entry.ref.digest}*")
     kept = lost.read_bytes()
     lost.unlink()
-    agent = Agent(name="ops", model=calling("recall"))
+    agent = Agent(name="ops", model=build_calling_model("recall"))
     activities = AgentActivities(open_packs(tmp_path.as_uri()), [agent])
     run = ToolRun(context=context(head), call_id=wanted.id, tool="recall")
     with pytest.raises(ApplicationError, match="BlobMissing") as held:
@@ -168,7 +168,9 @@ async def test_a_result_is_stored_once_and_a_lost_attempt_is_counted_by_its_retr
         return "".join(map(str, range(5000)))
 
     packs = open_packs(tmp_path.as_uri())
-    activities = AgentActivities(packs, [Agent(name="ops", model=calling("read"), tools=[read])])
+    activities = AgentActivities(
+        packs, [Agent(name="ops", model=build_calling_model("read"), tools=[read])]
+    )
 
     async def ran(attempt: int) -> ToolResult:
         env = ActivityEnvironment()
@@ -204,7 +206,7 @@ async def test_a_short_result_becomes_an_object_only_if_it_is_excerpted(
     packs = open_packs(tmp_path.as_uri())
 
     async def stored_by(function: Tool, inline_bytes_max: int) -> tuple[int, Entry]:
-        agent = Agent(name="ops", model=calling(function.name), tools=[function])
+        agent = Agent(name="ops", model=build_calling_model(function.name), tools=[function])
         activities, env = AgentActivities(packs, [agent]), ActivityEnvironment()
         turn = await env.run(activities.call_model, ModelCall(context=context(), tail=(ASKED,)))
         objects = len(list(tmp_path.glob("v1/*/*.pack")))
@@ -237,7 +239,7 @@ def look() -> str:
     return "a room"
 
 
-def answering(**fields: str) -> Agent:
+def build_answering_model(**fields: str) -> Agent:
     model = ScriptedModel(lambda _: Reply(text="done", tokens=3, input_tokens=2, **fields))  # type: ignore[arg-type]
     return Agent(name="ops", model=model, tools=[look], instructions="be brief")
 
@@ -246,7 +248,7 @@ async def test_spans_follow_the_genai_conventions(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    agent = answering(model="m-1-2026", response_id="resp-7", finish_reason="stop")
+    agent = build_answering_model(model="m-1-2026", response_id="resp-7", finish_reason="stop")
     reader = InMemoryMetricReader()
     telemetry = Telemetry(provider, MeterProvider([reader]), record_contents=True)
     packs = open_packs(tmp_path.as_uri())
@@ -255,7 +257,9 @@ async def test_spans_follow_the_genai_conventions(tmp_path: Path) -> None:
     env = ActivityEnvironment()
     await env.run(activities.call_model, ModelCall(context=asked, tail=(ASKED,)))
     looking = AgentActivities(
-        packs, [Agent(name="ops", model=calling("look"), tools=[look])], telemetry=telemetry
+        packs,
+        [Agent(name="ops", model=build_calling_model("look"), tools=[look])],
+        telemetry=telemetry,
     )
     turn = await env.run(looking.call_model, ModelCall(context=asked, tail=(ASKED,)))
     await env.run(
@@ -299,7 +303,9 @@ async def test_span_contents_are_built_only_for_recording_spans(
     built: list[object] = []
     monkeypatch.setattr(model_calls, "format_contents", built.append)
     telemetry = Telemetry(provider, record_contents=True)
-    activities = AgentActivities(open_packs(tmp_path.as_uri()), [answering()], telemetry=telemetry)
+    activities = AgentActivities(
+        open_packs(tmp_path.as_uri()), [build_answering_model()], telemetry=telemetry
+    )
     turn = await ActivityEnvironment().run(
         activities.call_model, ModelCall(context=context(), tail=(ASKED,))
     )

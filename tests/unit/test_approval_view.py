@@ -40,12 +40,12 @@ async def look(
     module = sys.modules[WaitingApproval.__module__]
     monkeypatch.setattr(module, "load_arguments", arguments_of)
     monkeypatch.setattr(module, "_load_context", context_of)
-    monkeypatch.setattr(module, "list_pending", pending)
+    monkeypatch.setattr(module, "list_pending", list_pending)
     [found] = await list_thread_approvals(None, None, "ops-7")  # type: ignore[arg-type]
     return found
 
 
-async def pending(*_: object) -> tuple[Approval, ...]:
+async def list_pending(*_: object) -> tuple[Approval, ...]:
     return (APPROVAL,)
 
 

@@ -26,7 +26,7 @@ from everlong.workflows import approvals
 NOW_MS = 1_000_000
 
 
-def state_of(*options: CallOptions) -> ThreadState:
+def make_state(*options: CallOptions) -> ThreadState:
     calls = tuple(
         Call(id=f"4-{i}", call_id=f"c{i}", tool="pay", preview="{}", options=each)
         for i, each in enumerate(options, 1)
@@ -34,7 +34,7 @@ def state_of(*options: CallOptions) -> ThreadState:
     return ThreadState(calls=calls, in_turn=True)
 
 
-def asks(**options: Any) -> CallOptions:
+def make_options(**options: Any) -> CallOptions:
     return CallOptions(needs_approval=True, **options)
 
 
@@ -47,7 +47,7 @@ def kinds(state: ThreadState) -> list[Kind]:
 
 
 def test_each_call_that_needs_approval_is_requested_once() -> None:
-    state = approvals.request(state_of(asks(), CallOptions(), asks()), NOW_MS)
+    state = approvals.request(make_state(make_options(), CallOptions(), make_options()), NOW_MS)
     assert [each.id for each in approvals.list_pending(state)] == ["4-1", "4-3"]
     assert kinds(state) == [Kind.ASKED, Kind.ASKED]
     assert approvals.request(state, NOW_MS + 5) == state
@@ -58,7 +58,7 @@ def test_each_call_that_needs_approval_is_requested_once() -> None:
 
 
 def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
-    state = approvals.request(state_of(asks(), asks()), NOW_MS)
+    state = approvals.request(make_state(make_options(), make_options()), NOW_MS)
     state = approvals.decide(state, decision(2, approve=False, by="bob\n"), NOW_MS + 7)
     state = approvals.decide(state, decision(1), NOW_MS + 8)
     first, second = state.calls
@@ -85,7 +85,9 @@ def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
     ],
 )
 def test_an_invalid_decision_is_refused_with_a_reason(decide: Decide, reason: str) -> None:
-    state = approvals.request(state_of(asks(approvers=("alice", "bob")), asks()), NOW_MS)
+    state = approvals.request(
+        make_state(make_options(approvers=("alice", "bob")), make_options()), NOW_MS
+    )
     state = approvals.decide(state, decision(2), NOW_MS)
     refused = approvals.explain_refusal(state, decide, NOW_MS)
     assert reason in refused
@@ -93,7 +95,7 @@ def test_an_invalid_decision_is_refused_with_a_reason(decide: Decide, reason: st
 
 
 def test_a_repeated_decision_changes_nothing() -> None:
-    state = approvals.request(state_of(asks()), NOW_MS)
+    state = approvals.request(make_state(make_options()), NOW_MS)
     once = approvals.decide(state, decision(), NOW_MS, "request 1")
     assert approvals.explain_refusal(once, decision(), NOW_MS, "request 1") == ""
     assert approvals.decide(once, decision(), NOW_MS + 9, "request 1") == once
@@ -102,7 +104,9 @@ def test_a_repeated_decision_changes_nothing() -> None:
 
 
 def test_a_deadline_is_kept_to_the_millisecond() -> None:
-    state = approvals.request(state_of(asks(deadline_seconds=2.5), asks()), NOW_MS)
+    state = approvals.request(
+        make_state(make_options(deadline_seconds=2.5), make_options()), NOW_MS
+    )
     assert approvals.get_time_to_deadline(state, NOW_MS) == timedelta(seconds=2.5)
     assert approvals.expire(state, NOW_MS + 2499) == state
     late = approvals.expire(state, NOW_MS + 2500)
@@ -113,10 +117,10 @@ def test_a_deadline_is_kept_to_the_millisecond() -> None:
 
 
 def test_an_escalation_grants_the_same_time_once() -> None:
-    options = asks(
+    options = make_options(
         approvers=("alice",), deadline_seconds=10.0, on_deadline="escalate", escalate_to=("chief",)
     )
-    state = approvals.expire(approvals.request(state_of(options), NOW_MS), NOW_MS + 12_000)
+    state = approvals.expire(approvals.request(make_state(options), NOW_MS), NOW_MS + 12_000)
     [approval] = approvals.list_pending(state)
     assert approval.escalated
     assert (approval.asked_ms, approval.deadline_ms) == (NOW_MS, NOW_MS + 22_000)
@@ -130,13 +134,15 @@ def test_an_escalation_grants_the_same_time_once() -> None:
 
 
 def test_a_decision_in_time_is_not_overruled_by_the_deadline() -> None:
-    state = approvals.request(state_of(asks(deadline_seconds=1.0)), NOW_MS)
+    state = approvals.request(make_state(make_options(deadline_seconds=1.0)), NOW_MS)
     state = approvals.decide(state, decision(), NOW_MS + 999)
     assert approvals.expire(state, NOW_MS + 5000) == state
 
 
 def test_a_decision_after_the_deadline_is_late_even_before_its_timer() -> None:
-    state = approvals.request(state_of(asks(deadline_seconds=1.0), asks()), NOW_MS)
+    state = approvals.request(
+        make_state(make_options(deadline_seconds=1.0), make_options()), NOW_MS
+    )
     late_ms = NOW_MS + 1000
     assert approvals.explain_refusal(state, decision(), late_ms - 1) == ""
     assert "decided already" in approvals.explain_refusal(state, decision(), late_ms)
@@ -146,7 +152,7 @@ def test_a_decision_after_the_deadline_is_late_even_before_its_timer() -> None:
 
 
 def test_a_result_of_another_call_does_not_change_an_approval() -> None:
-    state = approvals.request(state_of(asks(), CallOptions()), NOW_MS)
+    state = approvals.request(make_state(make_options(), CallOptions()), NOW_MS)
     done = ToolResult(
         entry=build_entry(1, Kind.TOOL_RESULT, Message(role="tool", call_id="c2"), NOW_MS),
         written_bytes=0,
@@ -160,7 +166,7 @@ def test_a_result_of_another_call_does_not_change_an_approval() -> None:
 def test_only_the_last_decisions_are_remembered(count: int) -> None:
     state = ThreadState()
     for number in range(count):
-        [call] = state_of(asks()).calls
+        [call] = make_state(make_options()).calls
         call = dataclasses.replace(call, id=f"{number}-1")
         state = approvals.request(dataclasses.replace(state, calls=(call,), notes=()), NOW_MS)
         state = approvals.decide(state, Decide(id=call.id, approve=True, by="a"), NOW_MS)
@@ -170,7 +176,7 @@ def test_only_the_last_decisions_are_remembered(count: int) -> None:
 
 def test_the_denial_that_the_model_reads_is_bounded() -> None:
     wide = "\U0001f600"
-    state = approvals.request(state_of(asks()), NOW_MS)
+    state = approvals.request(make_state(make_options()), NOW_MS)
     decide = Decide(id="4-1", approve=False, by=wide * 64, reason=wide * 300)
     [call] = approvals.decide(state, decide, NOW_MS).calls
     assert call.result is not None
@@ -178,7 +184,7 @@ def test_the_denial_that_the_model_reads_is_bounded() -> None:
 
 
 def test_a_decision_names_the_run_that_asked_once_the_thread_has_rolled() -> None:
-    state = approvals.request(state_of(asks(), asks(), asks()), NOW_MS)
+    state = approvals.request(make_state(make_options(), make_options(), make_options()), NOW_MS)
     state = approvals.decide(state, decision(1), NOW_MS)
     state = approvals.carry(state, "run-1")
     state = approvals.decide(state, decision(2), NOW_MS)
@@ -189,7 +195,7 @@ def test_a_decision_names_the_run_that_asked_once_the_thread_has_rolled() -> Non
 
 
 def test_a_decision_carried_to_the_next_run_counts_its_whole_size() -> None:
-    state = approvals.request(state_of(asks()), NOW_MS)
+    state = approvals.request(make_state(make_options()), NOW_MS)
     state = approvals.decide(state, decision(1), NOW_MS)
     carried = approvals.carry(state, "run-1")
     assert carried.notes[-1].size_bytes == len(to_json(carried.notes[-1].data))
@@ -199,6 +205,6 @@ def test_a_decision_carried_to_the_next_run_counts_its_whole_size() -> None:
 
 
 def test_a_decision_of_the_run_that_asked_takes_no_more_of_the_state() -> None:
-    state = approvals.request(state_of(asks()), NOW_MS)
+    state = approvals.request(make_state(make_options()), NOW_MS)
     state = approvals.decide(state, decision(1), NOW_MS)
     assert "asked_run" not in (state.notes[-1].data or {})

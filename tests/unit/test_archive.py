@@ -26,8 +26,8 @@ from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import MESSAGE_KINDS, parse_compaction
-from tests.support.sample_archive import NAMESPACE, NOW_MS, Life, build_thread
-from tests.support.sample_payloads import flipped, noise
+from tests.support.sample_archive import NAMESPACE, NOW_MS, ThreadBuilder, build_thread
+from tests.support.sample_payloads import flip_bit, noise
 
 WITHOUT_US = """
 import sys, duckdb, pyarrow.parquet as pq
@@ -49,7 +49,7 @@ print(count, longest, calls)
 @pytest.mark.guarantee(98)
 async def test_an_archive_holds_every_journal_entry() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     archive = await StoredArchive.open(life.packs, manifest)
     past = ArchivedJournal(archive)
     entries = await life.journal.read(life.head)
@@ -84,7 +84,7 @@ async def test_an_archive_holds_every_journal_entry() -> None:
 
 async def test_a_message_is_in_the_file_once() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    archive = await StoredArchive.open(life.packs, await life.archived())
+    archive = await StoredArchive.open(life.packs, await life.write_archive())
     rows = await asyncio.to_thread(archive.file.read, 1, archive.file.rows)
     twice = [row.seq for row in rows if row.body is not None]
     natives = [row.seq for row in rows if row.text and "I looked" in row.text]
@@ -94,7 +94,7 @@ async def test_a_message_is_in_the_file_once() -> None:
 
 async def test_excerpts_are_not_in_the_file_twice() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    archive = await StoredArchive.open(life.packs, await life.archived())
+    archive = await StoredArchive.open(life.packs, await life.write_archive())
     rows = await asyncio.to_thread(archive.file.read, 1, archive.file.rows)
     cut = [row for row in rows if row.shown is not None]
     assert [row.original_bytes is not None for row in cut] == [True, True]
@@ -115,13 +115,13 @@ async def test_a_lost_current_snapshot_is_an_error_and_older_ones_are_counted() 
     )
     kept = store._objects.pop(newest)
     with pytest.raises(BlobMissing, match="it is the one in force"):
-        await life.archived()
+        await life.write_archive()
     assert await manifests.list_ids(store, life.thread) == []
     assert not [key for key in store._objects if key.startswith(manifests.PREFIX)]
     store._objects[newest] = kept
-    assert (await life.archived(1)).snapshots_missing == 0
+    assert (await life.write_archive(1)).snapshots_missing == 0
     del store._objects[older]
-    manifest = await life.archived(2)
+    manifest = await life.write_archive(2)
     assert manifest.snapshots_missing == 1
     archive = await StoredArchive.open(life.packs, manifest)
     assert b"what was before" in await archive.snapshot(manifest.snapshot_seq)
@@ -132,10 +132,10 @@ async def test_a_row_group_is_fetched_once_when_it_is_read_back(
 ) -> None:
     monkeypatch.setattr(archive_writer, "_SCAN_ENTRIES", 4)
     store = RangesStore()
-    life = Life(PackStore(store))
+    life = ThreadBuilder(PackStore(store))
     for number in range(20):
         await life.step(result=noise(4000, number).hex())
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     store.bytes_read = 0
     await archive_writer.verify(life.packs, life.journal, life.head, manifest)
     # The digest, and the rows.
@@ -145,14 +145,14 @@ async def test_a_row_group_is_fetched_once_when_it_is_read_back(
 async def test_an_exported_file_is_private_to_its_user(tmp_path: Path) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
     path = tmp_path / "ops-7.parquet"
-    await archive_writer.export(life.packs, await life.archived(), path)
+    await archive_writer.export(life.packs, await life.write_archive(), path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.guarantee(100)
 async def test_plain_tools_read_it_without_our_code(tmp_path: Path) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     path = tmp_path / "ops-7.parquet"
     assert await archive_writer.export(life.packs, manifest, path) == manifest.entries
     result = subprocess.run(
@@ -197,20 +197,20 @@ async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> 
     life = await build_thread(PackStore(store))
     before = dict(store._objects)
     store.calls = 0
-    await life.archived(0)
+    await life.write_archive(0)
     total = store.calls
     assert total > 20
     for fails_at in range(1, total + 1):
         store._objects = dict(before)
         store.calls, store.fails_at = 0, fails_at
         with pytest.raises(StoreUnavailable):
-            await life.archived(1)
+            await life.write_archive(1)
         store.fails_at = -1
         assert {key: store._objects[key] for key in before} == before
         listed = await manifests.load_newest(life.packs, life.thread)
         # Only the very last thing that is done lists it.
         assert (listed is not None) == (fails_at == total)
-        manifest = await life.archived(2)
+        manifest = await life.write_archive(2)
         await archive_writer.verify(life.packs, life.journal, life.head, manifest)
 
 
@@ -218,8 +218,8 @@ async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> 
 async def test_orphaned_files_are_removed_after_a_day() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    kept = await life.archived(0)
-    half = await life.archived(1)
+    kept = await life.write_archive(0)
+    half = await life.write_archive(1)
     await store.delete(
         [manifests.make_archive_key(life.thread, half.archive_id, manifests.MANIFEST)]
     )
@@ -236,10 +236,10 @@ async def test_orphaned_files_are_removed_after_a_day() -> None:
 async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     whole = store._objects[manifest.file_key]
     for at in range(0, len(whole), len(whole) // 40):
-        store._objects[manifest.file_key] = flipped(whole, 8 * at)
+        store._objects[manifest.file_key] = flip_bit(whole, 8 * at)
         with pytest.raises(BlobCorrupt, match="its bytes differ"):
             await archive_writer.verify(life.packs, life.journal, life.head, manifest)
 
@@ -248,7 +248,7 @@ async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
 async def test_a_different_row_is_found_even_if_the_digest_matches(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     archive = await StoredArchive.open(life.packs, manifest)
     rows = await asyncio.to_thread(archive.file.read, 1, manifest.entries)
     changed = {
@@ -269,7 +269,7 @@ async def test_a_different_row_is_found_even_if_the_digest_matches(tmp_path: Pat
 
 
 async def _verify_rows(
-    life: Life, manifest: manifests.Manifest, rows: list[Row], path: Path
+    life: ThreadBuilder, manifest: manifests.Manifest, rows: list[Row], path: Path
 ) -> None:
     writer = parquet.ArchiveWriter(path, manifests.dump_facts(life.facts()), None)
     writer.add(rows)
@@ -284,7 +284,7 @@ async def test_an_archive_is_verified_from_the_store_and_not_from_the_cache() ->
     behind = MemoryBlobStore()
     cached = CachedBlobStore(behind, memory_bytes_max=limits.MIB, disk_bytes_max=0)
     life = await build_thread(PackStore(cached))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     cached._memory.put(manifest.file_key, b"a copy that is bad")
     await archive_writer.verify(life.packs, life.journal, life.head, manifest)
     behind._objects[manifest.file_key] = b"bad"
@@ -298,10 +298,10 @@ async def test_only_requested_parts_of_a_long_journal_are_read(
 ) -> None:
     monkeypatch.setattr(parquet, "GROUP_ROWS_MAX", 16)
     store = RangesStore()
-    life = Life(PackStore(store))
+    life = ThreadBuilder(PackStore(store))
     for number in range(60):
         await life.step(result=f"{number}: " + noise(4000, number).hex())
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     store.bytes_read = 0
     archive = await StoredArchive.open(life.packs, manifest)
     past = ArchivedJournal(archive)
@@ -324,8 +324,8 @@ class RangesStore(MemoryBlobStore):
         return data
 
 
-async def revived(life: Life, seq: int | None = None) -> tuple[Journal, SegmentRef]:
-    archive = await StoredArchive.open(life.packs, await life.archived())
+async def revive_thread(life: ThreadBuilder, seq: int | None = None) -> tuple[Journal, SegmentRef]:
+    archive = await StoredArchive.open(life.packs, await life.write_archive())
     thread = thread_key(NAMESPACE, "ops-8")
     last_seq = archive.manifest.entries if seq is None else seq
     last = build_note(last_seq + 1, Kind.FORK, {"thread_id": "ops-7", "seq": last_seq}, NOW_MS)
@@ -344,7 +344,7 @@ async def test_a_revived_journal_does_not_need_the_old_one() -> None:
     spoken = [each for each in entries if each.kind in MESSAGE_KINDS]
     whole = await life.journal.bodies(spoken, whole=True)
     shown = await life.journal.bodies(spoken)
-    journal, head = await revived(life)
+    journal, head = await revive_thread(life)
     old = [key for key in store._objects if key.startswith(f"v1/{life.thread}/")]
     await store.delete(old)
     again = await journal.read(head)
@@ -361,14 +361,14 @@ async def test_a_revived_journal_does_not_need_the_old_one() -> None:
 
 async def test_a_journal_is_revived_up_to_an_entry() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    journal, head = await revived(life, 5)
+    journal, head = await revive_thread(life, 5)
     assert [each.kind for each in await journal.read(head)][-2:] == [Kind.TOOL_RESULT, Kind.FORK]
     assert seq_after(head) == 7
 
 
 async def test_archives_are_listed_newest_first_in_pages() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    made = [(await life.archived(number)).archive_id for number in range(5)]
+    made = [(await life.write_archive(number)).archive_id for number in range(5)]
     assert made == sorted(made)
     pages: list[str] = []
     before, more = "", True
@@ -383,7 +383,7 @@ async def test_archives_are_listed_newest_first_in_pages() -> None:
 async def test_a_manifest_of_another_archive_is_refused() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    first, second = await life.archived(0), await life.archived(1)
+    first, second = await life.write_archive(0), await life.write_archive(1)
     keys = [
         manifests.make_archive_key(life.thread, each.archive_id, manifests.MANIFEST)
         for each in (first, second)
@@ -399,8 +399,8 @@ async def test_a_manifest_of_another_archive_is_refused() -> None:
 
 
 async def test_an_archive_of_a_thread_without_entries_is_empty() -> None:
-    life = Life(PackStore(MemoryBlobStore()))
-    manifest = await life.archived()
+    life = ThreadBuilder(PackStore(MemoryBlobStore()))
+    manifest = await life.write_archive()
     archive = await StoredArchive.open(life.packs, manifest)
     assert archive.file.rows == manifest.entries == 0
     assert await ArchivedJournal(archive).read(None) == []

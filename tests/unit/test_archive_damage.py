@@ -18,8 +18,8 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import Life, build_thread
-from tests.support.sample_payloads import KEY_1, flipped
+from tests.support.sample_archive import ThreadBuilder, build_thread
+from tests.support.sample_payloads import KEY_1, flip_bit
 
 
 async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]:
@@ -32,13 +32,13 @@ async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]
 async def test_a_flipped_bit_is_reported_or_changes_no_content(keys: Keyring | None) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store, keys))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     whole = store._objects[manifest.file_key]
     good = await _read(life.packs, manifest)
     footer_at = manifest.size_bytes - manifest.footer_bytes
     told = 0
     for at in range(0, footer_at, 9):
-        store._objects[manifest.file_key] = flipped(whole, 8 * at + at % 8)
+        store._objects[manifest.file_key] = flip_bit(whole, 8 * at + at % 8)
         try:
             # A page has its checksum; what stands before it is refused or does not matter.
             assert await _read(life.packs, manifest) == good, at
@@ -46,7 +46,7 @@ async def test_a_flipped_bit_is_reported_or_changes_no_content(keys: Keyring | N
             told += 1
     assert told > footer_at // 9 * 3 // 4
     for at in range(footer_at, manifest.size_bytes, 11):
-        store._objects[manifest.file_key] = flipped(whole, 8 * at + at % 8)
+        store._objects[manifest.file_key] = flip_bit(whole, 8 * at + at % 8)
         with pytest.raises(BlobCorrupt, match="the footer of archive"):
             await _read(life.packs, manifest)
 
@@ -54,18 +54,18 @@ async def test_a_flipped_bit_is_reported_or_changes_no_content(keys: Keyring | N
 async def test_a_truncated_file_is_not_opened() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     for left in (0, 4, manifest.size_bytes - 1):
         store._objects[manifest.file_key] = store._objects[manifest.file_key][:left]
         with pytest.raises(BlobCorrupt, match="the footer of archive"):
             await StoredArchive.open(life.packs, manifest)
 
 
-async def _forged(
-    life: Life, path: Path, facts: bytes | None, change: Callable[[pa.Table], pa.Table]
+async def _forge(
+    life: ThreadBuilder, path: Path, facts: bytes | None, change: Callable[[pa.Table], pa.Table]
 ) -> Manifest:
     """Put another file in an archive's place, with a manifest that fits it."""
-    store, manifest = life.packs.store, await life.archived()
+    store, manifest = life.packs.store, await life.write_archive()
     path.write_bytes(await store.get(manifest.file_key))
     table = pq.read_table(path)
     said = table.schema.metadata[b"everlong"] if facts is None else facts
@@ -88,7 +88,7 @@ async def test_a_file_with_other_columns_is_reported_as_corrupt(tmp_path: Path) 
     ]
     for number, change in enumerate(changes):
         life = await build_thread(PackStore(MemoryBlobStore()))
-        manifest = await _forged(life, tmp_path / str(number), None, change)
+        manifest = await _forge(life, tmp_path / str(number), None, change)
         with pytest.raises(BlobCorrupt, match="cannot be read"):
             await _read(life.packs, manifest)
 
@@ -101,7 +101,7 @@ async def test_a_file_without_its_thread_is_refused(tmp_path: Path) -> None:
     ]
     for number, (facts, error, words) in enumerate(cases):
         life = await build_thread(PackStore(MemoryBlobStore()))
-        manifest = await _forged(life, tmp_path / str(number), facts, lambda table: table)
+        manifest = await _forge(life, tmp_path / str(number), facts, lambda table: table)
         with pytest.raises(error, match=words):
             await StoredArchive.open(life.packs, manifest)
 
@@ -109,7 +109,7 @@ async def test_a_file_without_its_thread_is_refused(tmp_path: Path) -> None:
 async def test_the_footer_digest_covers_the_bytes_that_parquet_declares(tmp_path: Path) -> None:
     for keys in (None, Keyring({"k1": KEY_1})):
         life = await build_thread(PackStore(MemoryBlobStore(), keys))
-        manifest = await life.archived()
+        manifest = await life.write_archive()
         data = await life.packs.store.get(manifest.file_key)
         footer_bytes = 8 + int.from_bytes(data[-8:-4], "little")
         assert manifest.footer_bytes == footer_bytes < len(data)
@@ -119,9 +119,9 @@ async def test_the_footer_digest_covers_the_bytes_that_parquet_declares(tmp_path
 async def test_an_export_is_verified_whole(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     # The first byte of all, which nobody reads.
-    store._objects[manifest.file_key] = flipped(store._objects[manifest.file_key], 0)
+    store._objects[manifest.file_key] = flip_bit(store._objects[manifest.file_key], 0)
     with pytest.raises(BlobCorrupt, match="its bytes differ from those that were written"):
         await writer.export(life.packs, manifest, tmp_path / "ops-7.parquet")
     assert list(tmp_path.iterdir()) == []
@@ -131,7 +131,7 @@ async def test_a_failed_export_is_reported_and_overwrites_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     mine = tmp_path / "mine.parquet"
     mine.write_text("mine")
     for path, words in (
@@ -154,7 +154,7 @@ async def test_a_failed_export_is_reported_and_overwrites_nothing(
 
 async def test_a_manifest_with_an_oversized_footer_is_refused() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     key = manifests.make_archive_key(life.thread, manifest.archive_id, manifests.MANIFEST)
     stored = await life.packs.store.get(key)
     forged = stored.replace(

@@ -19,7 +19,7 @@ from tests.support.sample_payloads import KEY_1, KEY_2
 SEALED = Keyring({"k1": KEY_1})
 
 
-def record(manifest: Manifest, by: str = "bob", ms: int = NOW_MS) -> Freed:
+def make_record(manifest: Manifest, by: str = "bob", ms: int = NOW_MS) -> Freed:
     return Freed(
         archive_id=manifest.archive_id,
         thread_id=manifest.thread_id,
@@ -31,7 +31,7 @@ def record(manifest: Manifest, by: str = "bob", ms: int = NOW_MS) -> Freed:
     )
 
 
-def keys_of(store: MemoryBlobStore) -> list[str]:
+def list_record_keys(store: MemoryBlobStore) -> list[str]:
     return [key for key in store._objects if manifests.FREED in key]
 
 
@@ -41,15 +41,15 @@ async def test_a_deletion_record_reads_back_and_changes_no_archive(
 ) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store, keys))
-    manifest = await life.archived()
-    told = record(manifest)
+    manifest = await life.write_archive()
+    told = make_record(manifest)
     freed_id = await manifests.write_freed(life.packs, told)
     assert (
         await manifests.read_freed(life.packs, life.thread, manifest.archive_id, freed_id) == told
     )
     assert await manifests.list_ids(store, life.thread) == [manifest.archive_id]
     assert await manifests.load_newest(life.packs, life.thread) == manifest
-    [key] = keys_of(store)
+    [key] = list_record_keys(store)
     assert (b"no room" in store._objects[key]) == (keys is None)
     day_ms = 24 * 3600 * 1000
     assert await writer.delete_orphans(store, life.thread, NOW_MS + 9 * day_ms) == 0
@@ -57,9 +57,9 @@ async def test_a_deletion_record_reads_back_and_changes_no_archive(
 
 async def test_a_listing_names_the_latest_deletion_record() -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    kept, gone = await life.archived(0), await life.archived(1)
-    await manifests.write_freed(life.packs, record(gone, "ann", NOW_MS))
-    last = await manifests.write_freed(life.packs, record(gone, "bob", NOW_MS + 5))
+    kept, gone = await life.write_archive(0), await life.write_archive(1)
+    await manifests.write_freed(life.packs, make_record(gone, "ann", NOW_MS))
+    last = await manifests.write_freed(life.packs, make_record(gone, "bob", NOW_MS + 5))
     listed, more = await manifests.list_newest(life.packs.store, None, "", 10)
     assert [(each.archive_id, each.freed_id) for each in listed] == [
         (gone.archive_id, last),
@@ -73,8 +73,8 @@ async def test_a_listing_names_the_latest_deletion_record() -> None:
 async def test_a_record_is_not_read_with_another_key_or_in_another_place() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store, SEALED))
-    first, second = await life.archived(0), await life.archived(1)
-    freed_id = await manifests.write_freed(life.packs, record(first))
+    first, second = await life.write_archive(0), await life.write_archive(1)
+    freed_id = await manifests.write_freed(life.packs, make_record(first))
     place = (life.thread, first.archive_id, freed_id)
     for keys, error in (
         (None, KeyMissing),
@@ -83,7 +83,7 @@ async def test_a_record_is_not_read_with_another_key_or_in_another_place() -> No
     ):
         with pytest.raises(error):
             await manifests.read_freed(PackStore(store, keys), *place)
-    [key] = keys_of(store)
+    [key] = list_record_keys(store)
     store._objects[key.replace(first.archive_id, second.archive_id)] = store._objects[key]
     with pytest.raises(BlobCorrupt, match="cannot be read"):
         await manifests.read_freed(life.packs, life.thread, second.archive_id, freed_id)
@@ -92,13 +92,13 @@ async def test_a_record_is_not_read_with_another_key_or_in_another_place() -> No
 async def test_a_plain_record_is_refused_with_keys_and_after_a_move() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    first, second = await life.archived(0), await life.archived(1)
-    freed_id = await manifests.write_freed(life.packs, record(first))
+    first, second = await life.write_archive(0), await life.write_archive(1)
+    freed_id = await manifests.write_freed(life.packs, make_record(first))
     with pytest.raises(RefRefused, match="EVERLONG_ACCEPT_UNSEALED"):
         await manifests.read_freed(
             PackStore(store, SEALED), life.thread, first.archive_id, freed_id
         )
-    [key] = keys_of(store)
+    [key] = list_record_keys(store)
     store._objects[key.replace(first.archive_id, second.archive_id)] = store._objects[key]
     with pytest.raises(BlobCorrupt, match="another archive"):
         await manifests.read_freed(life.packs, life.thread, second.archive_id, freed_id)
@@ -110,8 +110,8 @@ async def test_a_plain_record_is_refused_with_keys_and_after_a_move() -> None:
 async def test_a_sweep_treats_a_record_like_an_archive() -> None:
     world = FakeNamespace(MemoryBlobStore())
     life = await build_thread(world.packs)
-    manifest = dataclasses.replace(await life.archived(), namespace=world.namespace)
-    await manifests.write_freed(world.packs, record(manifest))
+    manifest = dataclasses.replace(await life.write_archive(), namespace=world.namespace)
+    await manifests.write_freed(world.packs, make_record(manifest))
     [key] = [each for each in await world.keys("archive/") if manifests.FREED in each]
     assert parse_key(key) == (life.thread, b"")
     await world.sweep(whole_store=True)

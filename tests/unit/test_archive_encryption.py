@@ -41,7 +41,7 @@ assert not [name for name in sys.modules if name.split(".")[0] == "everlong"]
 """
 
 
-def sealed(store: MemoryBlobStore, key_id: str = "k1", key: bytes = KEY_1) -> PackStore:
+def open_sealed(store: MemoryBlobStore, key_id: str = "k1", key: bytes = KEY_1) -> PackStore:
     return PackStore(store, Keyring({key_id: key}))
 
 
@@ -53,8 +53,8 @@ async def stored_manifest(store: MemoryBlobStore, manifest: Manifest) -> tuple[s
 @pytest.mark.guarantee(100)
 async def test_no_message_is_stored_in_plain_text() -> None:
     store = MemoryBlobStore()
-    life = await build_thread(sealed(store))
-    manifest = await life.archived()
+    life = await build_thread(open_sealed(store))
+    manifest = await life.write_archive()
     data = await store.get(manifest.file_key)
     _, listed = await stored_manifest(store, manifest)
     for said in ("why is it slow", "x" * 100, "it is over", "eu-1", "search_logs", "steps_max"):
@@ -70,8 +70,8 @@ async def test_no_message_is_stored_in_plain_text() -> None:
 @pytest.mark.guarantee(100)
 async def test_a_parquet_tool_with_the_key_reads_the_file(tmp_path: Path) -> None:
     store = MemoryBlobStore()
-    life = await build_thread(sealed(store))
-    manifest = await life.archived()
+    life = await build_thread(open_sealed(store))
+    manifest = await life.write_archive()
     _, listed = await stored_manifest(store, manifest)
     path = tmp_path / "sealed.parquet"
     path.write_bytes(await store.get(manifest.file_key))
@@ -91,13 +91,13 @@ async def test_a_parquet_tool_with_the_key_reads_the_file(tmp_path: Path) -> Non
 
 async def test_a_wrong_or_missing_key_reads_nothing() -> None:
     store = MemoryBlobStore()
-    manifest = await (await build_thread(sealed(store))).archived()
+    manifest = await (await build_thread(open_sealed(store))).write_archive()
     with pytest.raises(KeyMissing, match="EVERLONG_KEYS"):
         await StoredArchive.open(PackStore(store), manifest)
     with pytest.raises(KeyMissing):
-        await StoredArchive.open(sealed(store, "k2", KEY_2), manifest)
+        await StoredArchive.open(open_sealed(store, "k2", KEY_2), manifest)
     with pytest.raises(BlobCorrupt, match="sealed with another key"):
-        await StoredArchive.open(sealed(store, "k1", KEY_2), manifest)
+        await StoredArchive.open(open_sealed(store, "k1", KEY_2), manifest)
     rotated = PackStore(store, Keyring({"k2": KEY_2, "k1": KEY_1}))
     assert (await StoredArchive.open(rotated, manifest)).file.rows == manifest.entries
 
@@ -105,8 +105,8 @@ async def test_a_wrong_or_missing_key_reads_nothing() -> None:
 @pytest.mark.guarantee(100)
 async def test_a_manifest_written_without_the_key_is_refused() -> None:
     store = MemoryBlobStore()
-    life = await build_thread(sealed(store))
-    manifest = await life.archived()
+    life = await build_thread(open_sealed(store))
+    manifest = await life.write_archive()
     key, listed = await stored_manifest(store, manifest)
     await manifests.read(life.packs, life.thread, manifest.archive_id)
     await store.put(key, listed.replace('"agent": "ops"', '"agent": "spy"').encode())
@@ -119,13 +119,13 @@ async def test_a_manifest_written_without_the_key_is_refused() -> None:
         await manifests.read(life.packs, life.thread, manifest.archive_id)
     await store.put(key, listed.encode())
     with pytest.raises(BlobCorrupt, match="or the key 'k1' is different here"):
-        await manifests.read(sealed(store, "k1", KEY_2), life.thread, manifest.archive_id)
+        await manifests.read(open_sealed(store, "k1", KEY_2), life.thread, manifest.archive_id)
 
 
 async def test_a_tag_covers_all_bytes_before_it() -> None:
     store = MemoryBlobStore()
-    life = await build_thread(sealed(store))
-    manifest = await life.archived()
+    life = await build_thread(open_sealed(store))
+    manifest = await life.write_archive()
     key, listed = await stored_manifest(store, manifest)
     fields = json.loads(listed)
     del fields["digest"]
@@ -149,8 +149,8 @@ async def test_a_tag_covers_all_bytes_before_it() -> None:
 async def test_an_unsealed_archive_is_refused_with_keys() -> None:
     store = MemoryBlobStore()
     plain = await build_thread(PackStore(store))
-    manifest = await plain.archived()
-    packs = sealed(store)
+    manifest = await plain.write_archive()
+    packs = open_sealed(store)
     for reading in (
         manifests.read(packs, plain.thread, manifest.archive_id),
         StoredArchive.open(packs, manifest),
@@ -165,8 +165,8 @@ async def test_an_unsealed_archive_is_refused_with_keys() -> None:
 @pytest.mark.guarantee(100)
 async def test_a_changed_sealed_file_is_refused_even_with_a_changed_digest() -> None:
     store = MemoryBlobStore()
-    life = await build_thread(sealed(store))
-    manifest = await life.archived()
+    life = await build_thread(open_sealed(store))
+    manifest = await life.write_archive()
     whole = await store.get(manifest.file_key)
     for at in range(100, len(whole) - 100, len(whole) // 12):
         damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]

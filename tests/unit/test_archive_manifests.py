@@ -18,15 +18,15 @@ from everlong.errors import BlobCorrupt, EverlongError, StoreUnavailable, Unknow
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import Life, build_thread
-from tests.support.sample_payloads import KEY_1, flipped
-from tests.unit.test_archive_deletion_records import keys_of, record
+from tests.support.sample_archive import ThreadBuilder, build_thread
+from tests.support.sample_payloads import KEY_1, flip_bit
+from tests.unit.test_archive_deletion_records import list_record_keys, make_record
 
 SEALED = Keyring({"k1": KEY_1})
 EITHER = pytest.mark.parametrize("keys", [None, SEALED], ids=["plain", "sealed"])
 
 
-def key_of(manifest: manifests.Manifest) -> str:
+def make_key(manifest: manifests.Manifest) -> str:
     return manifests.make_archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
 
 
@@ -34,7 +34,7 @@ def damage(data: bytes, chosen: random.Random) -> bytes:
     """Return bytes that differ from these by one accident."""
     at = chosen.randrange(len(data))
     kinds: list[Callable[[], bytes]] = [
-        lambda: flipped(data, 8 * at + chosen.randrange(8)),
+        lambda: flip_bit(data, 8 * at + chosen.randrange(8)),
         lambda: data[:at] + bytes([chosen.randrange(256)]) + data[at + 1 :],
         lambda: data[:at] + data[at + 1 :],
         lambda: data[:at] + chosen.choice([b" ", b"\n", b"0", b"\0"]) + data[at:],
@@ -68,15 +68,15 @@ def _lines(data: bytes, chosen: random.Random) -> bytes:
 async def test_no_damage_of_a_manifest_goes_unnoticed(keys: Keyring | None) -> None:
     store, chosen = MemoryBlobStore(), random.Random(15)
     life = await build_thread(PackStore(store, keys))
-    manifest = await life.archived()
-    whole = store._objects[key_of(manifest)]
+    manifest = await life.write_archive()
+    whole = store._objects[make_key(manifest)]
     assert await manifests.read(life.packs, life.thread, manifest.archive_id) == manifest
     unnoticed = []
-    damages = [flipped(whole, bit) for bit in range(8 * len(whole))]
+    damages = [flip_bit(whole, bit) for bit in range(8 * len(whole))]
     damages += [whole[:left] for left in range(len(whole))]
     damages += [damage(whole, chosen) for _ in range(2000)]
     for damaged in damages:
-        store._objects[key_of(manifest)] = damaged
+        store._objects[make_key(manifest)] = damaged
         try:
             await manifests.read(life.packs, life.thread, manifest.archive_id)
         except (BlobCorrupt, UnknownVersion):
@@ -91,9 +91,9 @@ async def test_no_damage_of_a_deletion_record_goes_unnoticed(
 ) -> None:
     store, chosen = MemoryBlobStore(), random.Random(16)
     life = await build_thread(PackStore(store, keys))
-    manifest = await life.archived()
-    freed_id = await manifests.write_freed(life.packs, record(manifest))
-    [key] = keys_of(store)
+    manifest = await life.write_archive()
+    freed_id = await manifests.write_freed(life.packs, make_record(manifest))
+    [key] = list_record_keys(store)
     whole = store._objects[key]
     for damaged in [damage(whole, chosen) for _ in range(1000)]:
         store._objects[key] = damaged
@@ -107,18 +107,18 @@ async def test_a_manifest_in_the_place_of_another_is_refused(keys: Keyring | Non
     packs = PackStore(store, keys)
     one, other = await build_thread(packs), await build_thread(packs, "ops-8")
     # All at the same moment, so that only the threads differ.
-    made = [await one.archived(0), await one.archived(1), await other.archived(0)]
-    stored = {key_of(each): store._objects[key_of(each)] for each in made}
+    made = [await one.write_archive(0), await one.write_archive(1), await other.write_archive(0)]
+    stored = {make_key(each): store._objects[make_key(each)] for each in made}
     for here in made:
         for there in made:
             if here != there:
                 store._objects.update(stored)
-                store._objects[key_of(here)] = stored[key_of(there)]
+                store._objects[make_key(here)] = stored[make_key(there)]
                 with pytest.raises(BlobCorrupt, match="of another archive, or of another thread"):
                     await manifests.read(packs, here.thread, here.archive_id)
 
 
-def forged(manifest: manifests.Manifest, change: Callable[[dict[str, Any]], None]) -> bytes:
+def forge(manifest: manifests.Manifest, change: Callable[[dict[str, Any]], None]) -> bytes:
     """Return a manifest as a program writes it that knows the format and not the rules."""
     fields = json.loads(manifests.dump(manifest, None))
     del fields["digest"]
@@ -149,13 +149,13 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 async def test_a_manifest_with_unknown_fields_is_refused(
     change: Callable[[dict[str, Any]], None],
 ) -> None:
-    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).write_archive()
     with pytest.raises(BlobCorrupt, match="fields that no writer gives it"):
-        manifests.load(forged(manifest, change), key_of(manifest))
+        manifests.load(forge(manifest, change), make_key(manifest))
 
 
 async def test_a_duplicate_field_is_refused_even_if_the_digest_matches() -> None:
-    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).write_archive()
     fields = json.loads(manifests.dump(manifest, None))
     del fields["digest"]
     doubled = manifests.dump_prefix(fields).replace(
@@ -164,15 +164,15 @@ async def test_a_duplicate_field_is_refused_even_if_the_digest_matches() -> None
     told = doubled + b',\n  "digest": "'
     data = told + hashlib.sha256(told).hexdigest().encode() + b'"\n}\n'
     with pytest.raises(BlobCorrupt, match="fields that no writer gives it"):
-        manifests.load(data, key_of(manifest))
+        manifests.load(data, make_key(manifest))
 
 
 async def test_a_manifest_of_another_namespace_or_thread_is_refused() -> None:
-    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).write_archive()
     for name in ("thread_id", "namespace"):
-        data = forged(manifest, lambda fields, name=name: fields.update({name: "other"}))  # type: ignore[misc]
+        data = forge(manifest, lambda fields, name=name: fields.update({name: "other"}))  # type: ignore[misc]
         with pytest.raises(BlobCorrupt, match="of another thread"):
-            manifests.load(data, key_of(manifest))
+            manifests.load(data, make_key(manifest))
 
 
 @pytest.mark.guarantee(98)
@@ -196,7 +196,7 @@ async def test_a_manifest_that_contradicts_its_file_is_refused(
     changes: dict[str, Any],
 ) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    manifest = dataclasses.replace(await life.archived(), **changes)
+    manifest = dataclasses.replace(await life.write_archive(), **changes)
     with pytest.raises(BlobCorrupt, match=next(iter(changes))):
         await StoredArchive.open(life.packs, manifest)
 
@@ -204,7 +204,7 @@ async def test_a_manifest_that_contradicts_its_file_is_refused(
 @pytest.mark.parametrize("name", ["first_ms", "last_ms", "snapshot_seq", "snapshots_missing"])
 async def test_a_manifest_that_contradicts_the_journal_is_refused(name: str) -> None:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    manifest = await life.archived()
+    manifest = await life.write_archive()
     other = dataclasses.replace(manifest, **{name: getattr(manifest, name) + 1})
     with pytest.raises(BlobCorrupt, match="times or snapshots in its manifest differ"):
         await archive_writer.verify(life.packs, life.journal, life.head, other)
@@ -213,17 +213,17 @@ async def test_a_manifest_that_contradicts_the_journal_is_refused(name: str) -> 
 async def test_an_overlong_manifest_is_refused() -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
-    manifest = await life.archived()
-    store._objects[key_of(manifest)] += b" " * (1 << 17)
+    manifest = await life.write_archive()
+    store._objects[make_key(manifest)] += b" " * (1 << 17)
     with pytest.raises(BlobCorrupt):
         await manifests.read(life.packs, life.thread, manifest.archive_id)
 
 
 async def test_another_version_is_named() -> None:
-    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
-    data = forged(manifest, lambda fields: fields.update(version=3))
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).write_archive()
+    data = forge(manifest, lambda fields: fields.update(version=3))
     with pytest.raises(UnknownVersion, match="version 3"):
-        manifests.load(data, key_of(manifest))
+        manifests.load(data, make_key(manifest))
 
 
 TEXT = st.text('aä\u2028\n"\\{}:,\0😀 ', max_size=20)
@@ -242,7 +242,7 @@ def test_every_written_manifest_reads_back(fields: dict[str, Any]) -> None:
 class Thread:
     """A thread with three archives, the newest of which cannot be read."""
 
-    def __init__(self, life: Life, made: list[manifests.Manifest]) -> None:
+    def __init__(self, life: ThreadBuilder, made: list[manifests.Manifest]) -> None:
         self.life = life
         self.made = made
         self.store: Any = life.packs.store
@@ -254,9 +254,9 @@ class Thread:
 @pytest.fixture
 async def thread() -> Thread:
     life = await build_thread(PackStore(MemoryBlobStore()))
-    made = [await life.archived(number) for number in range(3)]
+    made = [await life.write_archive(number) for number in range(3)]
     found = Thread(life, made)
-    found.store._objects[key_of(made[2])] = b"{"
+    found.store._objects[make_key(made[2])] = b"{"
     return found
 
 
@@ -266,7 +266,7 @@ async def test_an_unreadable_archive_is_skipped_and_named(thread: Thread) -> Non
     assert found.manifest == thread.made[1]
     [passed] = found.passed_over
     assert passed.archive_id == thread.made[2].archive_id
-    assert key_of(thread.made[2]) in str(passed)
+    assert make_key(thread.made[2]) in str(passed)
     assert "Restore it from a backup" in str(passed)
 
 
@@ -282,7 +282,7 @@ async def test_an_archive_whose_name_sorts_last_is_skipped(thread: Thread) -> No
 
 async def test_unreadable_archives_are_all_named(thread: Thread) -> None:
     for each in thread.made:
-        thread.store._objects[key_of(each)] = b"{"
+        thread.store._objects[make_key(each)] = b"{"
     found = await thread.search()
     assert found.manifest is None
     assert len(found.passed_over) == 3

@@ -23,14 +23,16 @@ from everlong.storage import BlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import NAMESPACE, Life, build_thread
+from tests.support.sample_archive import NAMESPACE, ThreadBuilder, build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2
-from tests.unit.test_archive_deletion_records import record
+from tests.unit.test_archive_deletion_records import make_record
 
 CLIENT: Any = SimpleNamespace(namespace=NAMESPACE)
 
 
-def ended(status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1) -> ThreadStatus:
+def make_ended_status(
+    status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1
+) -> ThreadStatus:
     return ThreadStatus(
         agent="ops",
         status=status,
@@ -45,13 +47,13 @@ def ended(status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1) ->
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (ended("archived", answered=0), ""),
-        (ended("canceled", answered=0), ""),
-        (ended("terminated"), ""),
-        (ended("terminated", tail=2), "its last 2 entries and messages"),
-        (ended("terminated", waiting=1), "its last 1 entries and messages"),
-        (ended("failed", tail=2, waiting=3), "its last 5 entries and messages"),
-        (ended("timed_out", answered=0), "in the middle of a turn (timed_out)"),
+        (make_ended_status("archived", answered=0), ""),
+        (make_ended_status("canceled", answered=0), ""),
+        (make_ended_status("terminated"), ""),
+        (make_ended_status("terminated", tail=2), "its last 2 entries and messages"),
+        (make_ended_status("terminated", waiting=1), "its last 1 entries and messages"),
+        (make_ended_status("failed", tail=2, waiting=3), "its last 5 entries and messages"),
+        (make_ended_status("timed_out", answered=0), "in the middle of a turn (timed_out)"),
     ],
 )
 def test_only_a_fully_journalled_thread_may_be_freed(found: ThreadStatus, words: str) -> None:
@@ -60,10 +62,10 @@ def test_only_a_fully_journalled_thread_may_be_freed(found: ThreadStatus, words:
     assert words in why
 
 
-class Ended:
+class EndedThreads:
     """Threads that have ended as `archived`, and what each of them would give."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, life: Life) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, life: ThreadBuilder) -> None:
         self.life = life
         self.threads: list[Any] = []
         self.heads: dict[str, Any] = {}
@@ -106,21 +108,23 @@ class Ended:
         return await archives.archive_due(CLIENT, packs or self.life.packs, count_max=count_max)
 
 
-def archived(found: archives.DueArchives) -> list[str]:
+def list_archived(found: archives.DueArchives) -> list[str]:
     return [each.thread_id for each in found.archived]
 
 
 @pytest.fixture
-async def ended_threads(monkeypatch: pytest.MonkeyPatch) -> Ended:
-    return Ended(monkeypatch, await build_thread(PackStore(MemoryBlobStore())))
+async def ended_threads(monkeypatch: pytest.MonkeyPatch) -> EndedThreads:
+    return EndedThreads(monkeypatch, await build_thread(PackStore(MemoryBlobStore())))
 
 
-async def test_an_ended_thread_is_due_unless_its_journal_is_archived(ended_threads: Ended) -> None:
+async def test_an_ended_thread_is_due_unless_its_journal_is_archived(
+    ended_threads: EndedThreads,
+) -> None:
     life = ended_threads.life
     ended_threads.add("ops-7")
     ended_threads.heads["ops-7"] = life.head
     assert (await ended_threads.archive()).archived
-    await life.archived()
+    await life.write_archive()
     assert not (await ended_threads.archive()).archived
     # Reset, or begun anew under its id, and ended again.
     ended_threads.heads["ops-7"] = None
@@ -134,10 +138,10 @@ async def test_an_ended_thread_is_due_unless_its_journal_is_archived(ended_threa
     assert (found.archived, found.failed) == ((), ())
 
 
-async def test_an_unreadable_archive_is_rewritten(ended_threads: Ended) -> None:
+async def test_an_unreadable_archive_is_rewritten(ended_threads: EndedThreads) -> None:
     store = ended_threads.life.packs.store
     life = await build_thread(PackStore(store, Keyring({"k1": KEY_1})), "sealed")
-    await life.archived()
+    await life.write_archive()
     ended_threads.add("sealed")
     ended_threads.add("ops-7")
     other = PackStore(store, Keyring({"k2": KEY_2}))
@@ -145,12 +149,12 @@ async def test_an_unreadable_archive_is_rewritten(ended_threads: Ended) -> None:
     assert passed.manifest is None
     assert [type(each.error) for each in passed.passed_over] == [KeyMissing]
     found = await ended_threads.archive(other)
-    assert (archived(found), found.failed) == (["sealed", "ops-7"], ())
+    assert (list_archived(found), found.failed) == (["sealed", "ops-7"], ())
 
 
 @pytest.mark.parametrize("name", ["20991231T235959999Z-ffffffff", "99999999T999999999Z-ffffffff"])
 async def test_an_unreadable_archive_is_named_and_not_archived_at_each_sweep(
-    ended_threads: Ended,
+    ended_threads: EndedThreads,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -158,12 +162,12 @@ async def test_an_unreadable_archive_is_named_and_not_archived_at_each_sweep(
     life = ended_threads.life
     ended_threads.add("ops-7")
     ended_threads.heads["ops-7"] = life.head
-    await life.archived()
+    await life.write_archive()
     place = manifests.make_archive_key(life.thread, name, manifests.MANIFEST)
     await life.packs.store.put(place, b"{")
     for _ in range(3):
         found = await ended_threads.archive()
-        assert (archived(found), found.failed, ended_threads.asked) == ([], (), [])
+        assert (list_archived(found), found.failed, ended_threads.asked) == ([], (), [])
         [told] = found.unreadable
         assert told.startswith(f"thread ops-7: an archive cannot be read and is skipped: {name}")
     assert name in caplog.text
@@ -177,13 +181,13 @@ async def test_an_unreadable_archive_is_named_and_not_archived_at_each_sweep(
     assert len(page.archives) == 1
 
 
-async def test_an_older_archive_of_the_same_journal_counts(ended_threads: Ended) -> None:
+async def test_an_older_archive_of_the_same_journal_counts(ended_threads: EndedThreads) -> None:
     life = ended_threads.life
     ended_threads.add("ops-7")
-    await life.archived(0)
+    await life.write_archive(0)
     ended_threads.heads["ops-7"] = life.head
     await life.say(Kind.MESSAGE, Message(role="user", text="and another"))
-    await life.archived(1)  # Of a branch that a reset has undone.
+    await life.write_archive(1)  # Of a branch that a reset has undone.
     assert not (await ended_threads.archive()).archived
 
 
@@ -191,7 +195,7 @@ async def test_a_store_that_fails_while_archives_are_listed_is_raised_and_not_li
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packs = PackStore(MemoryBlobStore())
-    await (await build_thread(packs)).archived()
+    await (await build_thread(packs)).write_archive()
 
     async def away(*_: object) -> bytes:
         raise StoreUnavailable("the store is away")
@@ -202,19 +206,19 @@ async def test_a_store_that_fails_while_archives_are_listed_is_raised_and_not_li
 
 
 async def test_a_failed_thread_blocks_no_other_and_bounds_are_reported(
-    ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
+    ended_threads: EndedThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(4):
         ended_threads.add(f"t{number}")
     ended_threads.fails = {"t0", "t1"}
     found = await ended_threads.archive()
-    assert (archived(found), found.is_complete) == (["t2", "t3"], True)
+    assert (list_archived(found), found.is_complete) == (["t2", "t3"], True)
     assert [each.partition(":")[0] for each in found.failed] == ["t0", "t1"]
     assert not (await ended_threads.archive(count_max=1)).is_complete
     assert (await ended_threads.archive(count_max=2)).is_complete
     monkeypatch.setattr(archives, "_LOOKED_AT_MAX", 3)
     found = await ended_threads.archive()
-    assert (archived(found), found.is_complete) == (["t2"], False)
+    assert (list_archived(found), found.is_complete) == (["t2"], False)
     monkeypatch.setattr(archives, "_LOOKED_AT_MAX", 4)
     assert (await ended_threads.archive()).is_complete
     monkeypatch.setattr(archives, "_FAILED_MAX", 2)
@@ -222,7 +226,7 @@ async def test_a_failed_thread_blocks_no_other_and_bounds_are_reported(
 
 
 async def test_a_temporarily_unreadable_manifest_is_reported_and_blocks_no_other(
-    ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
+    ended_threads: EndedThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = manifests.list_ids
 
@@ -235,7 +239,7 @@ async def test_a_temporarily_unreadable_manifest_is_reported_and_blocks_no_other
     ended_threads.add("ops-7")
     ended_threads.add("other")
     found = await ended_threads.archive()
-    assert archived(found) == ["other"]
+    assert list_archived(found) == ["other"]
     assert found.failed == ("ops-7: the store is away",)
 
 
@@ -257,8 +261,8 @@ async def test_archives_are_listed_with_who_freed_the_thread() -> None:
     store = MemoryBlobStore()
     packs = PackStore(store)
     life, other = await build_thread(packs), await build_thread(packs, "ops-8")
-    first, second = await life.archived(0), await other.archived(1)
-    await manifests.write_freed(packs, record(first, by="bob"))
+    first, second = await life.write_archive(0), await other.write_archive(1)
+    await manifests.write_freed(packs, make_record(first, by="bob"))
     page = await archives.list_archives(CLIENT, packs)
     assert page.archives == (second, first)
     assert [(each.archive_id, each.by, each.reason) for each in page.freed] == [
@@ -298,7 +302,7 @@ def test_a_plan_describes_its_actions() -> None:
 
 
 @dataclasses.dataclass
-class Asked:
+class TerminalRecord:
     """What was asked at a terminal, and what was done."""
 
     words: list[str]
@@ -306,8 +310,8 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    found = Asked([])
+def terminal(monkeypatch: pytest.MonkeyPatch) -> TerminalRecord:
+    found = TerminalRecord([])
 
     async def archive(_settings: object, _wish: object) -> None:
         found.done += 1
@@ -321,7 +325,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return found
 
 
-def test_ending_a_thread_asks_for_confirmation(asked: Asked) -> None:
+def test_ending_a_thread_asks_for_confirmation(terminal: TerminalRecord) -> None:
     for arguments, words in (
         (["--then", "close"], "cannot be started again"),
         (["--then", "free"], "its histories will be deleted"),
@@ -329,15 +333,17 @@ def test_ending_a_thread_asks_for_confirmation(asked: Asked) -> None:
         (["--then", "free", "--dry-run"], ""),
         ([], ""),
     ):
-        asked.words.clear()
+        terminal.words.clear()
         result = CliRunner().invoke(app, ["archive", "ops-7", *arguments])
         assert result.exit_code == 0, result.output
-        assert bool(asked.words) == bool(words)
-        assert words in "".join(asked.words)
-    assert asked.done == 5
+        assert bool(terminal.words) == bool(words)
+        assert words in "".join(terminal.words)
+    assert terminal.done == 5
 
 
-def test_an_unwritable_export_target_stops_the_command(asked: Asked, tmp_path: Path) -> None:
+def test_an_unwritable_export_target_stops_the_command(
+    terminal: TerminalRecord, tmp_path: Path
+) -> None:
     there = tmp_path / "there.parquet"
     there.write_text("mine")
     for path in (there, tmp_path / "no" / "x.parquet"):
@@ -345,4 +351,4 @@ def test_an_unwritable_export_target_stops_the_command(asked: Asked, tmp_path: P
             app, ["archive", "ops-7", "--then", "free", "--export", str(path)]
         )
         assert isinstance(result.exception, ConfigError)
-    assert (asked.done, asked.words) == (0, [])
+    assert (terminal.done, terminal.words) == (0, [])

@@ -291,7 +291,7 @@ async def test_a_user_header_is_trusted_only_from_listed_proxies_and_hosts(
         settings(**{**PROXY, missing: ""})
 
 
-async def as_proxied(address: str, headers: dict[str, str]) -> httpx.Response:
+async def make_proxied_request(address: str, headers: dict[str, str]) -> httpx.Response:
     access = settings(**PROXY)
     async with open_http_client(
         access=access, address=address, host="http://ops.example.org"
@@ -308,7 +308,7 @@ async def as_proxied(address: str, headers: dict[str, str]) -> httpx.Response:
 )
 async def test_a_trusted_proxy_names_the_user(headers: dict[str, str], role: str) -> None:
     for address in ("10.0.0.9", "192.0.2.7"):
-        who = (await as_proxied(address, headers)).json()
+        who = (await make_proxied_request(address, headers)).json()
         assert (who["name"], who["role"], who["via"]) == ("ana", role, "proxy")
 
 
@@ -323,7 +323,7 @@ async def test_a_trusted_proxy_names_the_user(headers: dict[str, str], role: str
     ],
 )
 async def test_other_peers_cannot_name_a_user(address: str, headers: dict[str, str]) -> None:
-    assert (await as_proxied(address, headers)).status_code == 401
+    assert (await make_proxied_request(address, headers)).status_code == 401
 
 
 async def test_user_headers_are_ignored_without_the_setting() -> None:

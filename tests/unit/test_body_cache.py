@@ -27,13 +27,13 @@ def count() -> None:
     parses = 0
 
 
-def cached(store: MemoryBlobStore, keyring: Keyring | None = None) -> PackStore:
+def open_cached(store: MemoryBlobStore, keyring: Keyring | None = None) -> PackStore:
     cache = CachedBlobStore(store, memory_bytes_max=2**20, disk_bytes_max=0)
     return PackStore(cache, keyring)
 
 
 async def test_a_body_is_parsed_once_while_the_cache_has_it() -> None:
-    packs = cached(MemoryBlobStore())
+    packs = open_cached(MemoryBlobStore())
     ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, BODY)
     for _ in range(3):
         assert await packs.parse_body(ref, parse) == BODY.decode()
@@ -41,7 +41,7 @@ async def test_a_body_is_parsed_once_while_the_cache_has_it() -> None:
 
 
 async def test_a_deleted_object_is_missing_even_if_it_was_parsed_before() -> None:
-    packs = cached(MemoryBlobStore())
+    packs = open_cached(MemoryBlobStore())
     ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, BODY)
     await packs.parse_body(ref, parse)
     await packs.store.delete([pack_key(THREAD, bytes.fromhex(ref.digest))])
@@ -63,7 +63,7 @@ async def test_other_bytes_under_the_same_name_are_verified_again() -> None:
 
 async def test_a_body_is_unreadable_once_its_key_is_gone() -> None:
     keys = {"old": b"o" * 32, "new": b"n" * 32}
-    packs = cached(MemoryBlobStore(), Keyring({"old": keys["old"]}))
+    packs = open_cached(MemoryBlobStore(), Keyring({"old": keys["old"]}))
     ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, BODY)
     await packs.parse_body(ref, parse)
     packs.keyring = Keyring({"new": keys["new"]})
@@ -73,7 +73,7 @@ async def test_a_body_is_unreadable_once_its_key_is_gone() -> None:
 
 async def test_parsed_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong.storage.pack_store._PARSED_BYTES_MAX", 64 * 1024)
-    packs = cached(MemoryBlobStore())
+    packs = open_cached(MemoryBlobStore())
     written = [
         await packs.write_body(THREAD, Kind.SEGMENT, BODY + bytes(str(each), "ascii"))
         for each in range(200)
@@ -88,7 +88,7 @@ async def test_parsed_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_message_that_a_model_changes_does_not_change_the_journal() -> None:
-    packs = cached(MemoryBlobStore())
+    packs = open_cached(MemoryBlobStore())
     thinking = {"part_kind": "thinking", "content": "hm", "signature": "s"}
     parts = [{"part_kind": "text", "content": "hi"}, thinking]
     message = Message(role="assistant", text="hi", native={"parts": parts, "kind": "response"})

@@ -41,7 +41,7 @@ async def write_all(packs: PackStore, bodies: Sequence[bytes]) -> list[Ref]:
     return refs
 
 
-async def pack_of(packs: PackStore, ref: Ref) -> Pack:
+async def open_pack(packs: PackStore, ref: Ref) -> Pack:
     return await packs.open(ref.thread, bytes.fromhex(ref.digest))
 
 
@@ -55,7 +55,7 @@ async def test_a_snapshot_stores_only_its_new_part() -> None:
     refs = await write_all(packs, bodies)
     sizes = [await stored_bytes(packs, ref) for ref in refs]
     # Three in a row have a dictionary, and the fourth stands alone.
-    chain = [len((await pack_of(packs, ref)).sources) for ref in refs]
+    chain = [len((await open_pack(packs, ref)).sources) for ref in refs]
     assert chain == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     for size, sources in zip(sizes, chain, strict=True):
         assert sources == 0 or size < sizes[0] / 2
@@ -67,7 +67,7 @@ async def test_a_snapshot_unlike_the_last_one_uses_no_dictionary() -> None:
     packs = PackStore(MemoryBlobStore())
     first, second = (json.dumps([text(n * 1000 + i, 12) for i in range(200)]) for n in (1, 2))
     _, ref = await write_all(packs, [first.encode(), second.encode()])
-    assert (await pack_of(packs, ref)).sources == []
+    assert (await open_pack(packs, ref)).sources == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ async def test_a_snapshot_unlike_the_last_one_uses_no_dictionary() -> None:
 async def test_an_unreadable_body_is_not_written(previous: str, body: str) -> None:
     packs = PackStore(MemoryBlobStore())
     _, ref = await write_all(packs, [previous.encode(), body.encode()])
-    assert (await pack_of(packs, ref)).sources == []
+    assert (await open_pack(packs, ref)).sources == []
     assert await packs.read_body(ref) == body.encode()
 
 
@@ -91,7 +91,7 @@ async def test_a_snapshot_of_another_thread_is_no_dictionary() -> None:
     body = snapshots(1)[0]
     other, _ = await packs.write_body(OTHER, Kind.SNAPSHOT, body)
     ref, _ = await packs.write_body(THREAD, Kind.SNAPSHOT, body, previous=other)
-    assert (await pack_of(packs, ref)).sources == []
+    assert (await open_pack(packs, ref)).sources == []
 
 
 async def test_a_key_rotation_ends_a_chain_of_snapshots() -> None:
@@ -101,9 +101,9 @@ async def test_a_key_rotation_ends_a_chain_of_snapshots() -> None:
     first, _ = await PackStore(store, Keyring(old)).write_body(THREAD, Kind.SNAPSHOT, bodies[0])
     packs = PackStore(store, Keyring(new))
     second, _ = await packs.write_body(THREAD, Kind.SNAPSHOT, bodies[1], previous=first)
-    assert (await pack_of(packs, second)).sources == []
+    assert (await open_pack(packs, second)).sources == []
     third, _ = await packs.write_body(THREAD, Kind.SNAPSHOT, bodies[1], previous=second)
-    assert len((await pack_of(packs, third)).sources) == 1
+    assert len((await open_pack(packs, third)).sources) == 1
     assert await packs.read_body(third) == bodies[1]
 
 
@@ -128,7 +128,7 @@ async def test_a_long_message_does_not_repeat_its_excerpt(end_bytes: int) -> Non
     assert written_bytes < alone_bytes - (20_000 + end_bytes) * 0.4
     assert await PackStore(packs.store).read_body(ref) == long
     # Whoever reads the excerpt reads nothing else.
-    assert (await pack_of(packs, excerpt)).sources == []
+    assert (await open_pack(packs, excerpt)).sources == []
 
 
 async def test_an_excerpt_that_has_little_in_common_is_not_used() -> None:
@@ -137,7 +137,7 @@ async def test_an_excerpt_that_has_little_in_common_is_not_used() -> None:
     ref, _ = await packs.write_body(
         THREAD, Kind.TOOL_RESULT, text(1, 60_000).encode(), excerpt=excerpt
     )
-    assert (await pack_of(packs, ref)).sources == []
+    assert (await open_pack(packs, ref)).sources == []
 
 
 async def test_a_body_equal_to_its_excerpt_stores_a_reference() -> None:

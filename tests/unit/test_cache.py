@@ -62,22 +62,22 @@ class WatchedStore(MemoryBlobStore):
 
 
 @pytest.fixture
-def behind() -> WatchedStore:
+def backend() -> WatchedStore:
     return WatchedStore()
 
 
 @pytest.fixture
-def cached(behind: WatchedStore) -> CachedBlobStore:
-    return CachedBlobStore(behind, memory_bytes_max=64 * KIB, disk_bytes_max=0)
+def cached(backend: WatchedStore) -> CachedBlobStore:
+    return CachedBlobStore(backend, memory_bytes_max=64 * KIB, disk_bytes_max=0)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0)
 
 
-async def missing(call: Awaitable[bytes]) -> bool:
+async def is_missing(call: Awaitable[bytes]) -> bool:
     try:
         await call
     except BlobMissing:
@@ -93,11 +93,11 @@ async def test_a_cache_is_a_store_and_exposes_its_backend(cached: CachedBlobStor
 
 
 async def test_an_object_is_read_from_the_store_once(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
-    await MemoryBlobStore.put(behind, "v1/a", b"0123456789")
+    await MemoryBlobStore.put(backend, "v1/a", b"0123456789")
     assert [await cached.get("v1/a") for _ in range(3)] == [b"0123456789"] * 3
-    assert behind.calls == ["get"]
+    assert backend.calls == ["get"]
     stats = cached.stats()
     assert stats == CacheStats(
         memory_hits=2,
@@ -110,63 +110,63 @@ async def test_an_object_is_read_from_the_store_once(
 
 
 async def test_a_put_object_is_not_read_from_the_store(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
     mutable = bytearray(b"as it was put")
     await cached.put("v1/a", mutable)  # type: ignore[arg-type] # at run time, it happens
     mutable[:] = b"changed since"
     assert await cached.get("v1/a") == b"as it was put"
-    assert behind.calls == ["put"]
+    assert backend.calls == ["put"]
 
 
-async def test_a_failed_put_is_not_cached(cached: CachedBlobStore, behind: WatchedStore) -> None:
-    behind.fault = StoreUnavailable("down for a test")
+async def test_a_failed_put_is_not_cached(cached: CachedBlobStore, backend: WatchedStore) -> None:
+    backend.fault = StoreUnavailable("down for a test")
     with pytest.raises(StoreUnavailable):
         await cached.put("v1/a", b"x")
-    behind.fault = None
-    assert await missing(cached.get("v1/a"))
+    backend.fault = None
+    assert await is_missing(cached.get("v1/a"))
 
 
 async def test_a_put_is_cached_only_once_it_is_durable(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
-    behind.open.clear()
+    backend.open.clear()
     putting = asyncio.create_task(cached.put("v1/a", b"x"))
-    await until(lambda: behind.calls == ["put"])
+    await wait_until(lambda: backend.calls == ["put"])
     assert cached.stats().memory_bytes == 0
-    behind.open.set()
+    backend.open.set()
     await putting
     assert cached.stats().memory_bytes > 0
 
 
 async def test_a_range_comes_from_a_cached_object_or_is_passed_on_and_not_kept(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
-    await MemoryBlobStore.put(behind, "v1/a", b"0123456789")
+    await MemoryBlobStore.put(backend, "v1/a", b"0123456789")
     assert await cached.get_range("v1/a", 2, 3) == b"234"
     assert await cached.get_range("v1/a", 2, 3) == b"234"
-    assert behind.calls == ["get_range", "get_range"]
+    assert backend.calls == ["get_range", "get_range"]
     assert cached.stats() == CacheStats(0, 0, 2, 6, 0)
     await cached.get("v1/a")
     for start, length, part in ((2, 3, b"234"), (8, 100, b"89"), (20, 5, b""), (3, 0, b"")):
         assert await cached.get_range("v1/a", start, length) == part
-    assert behind.calls == ["get_range", "get_range", "get"]
-    assert await missing(cached.get_range("v1/b", 0, 1))
+    assert backend.calls == ["get_range", "get_range", "get"]
+    assert await is_missing(cached.get_range("v1/b", 0, 1))
 
 
-async def test_a_list_is_passed_on(cached: CachedBlobStore, behind: WatchedStore) -> None:
+async def test_a_list_is_passed_on(cached: CachedBlobStore, backend: WatchedStore) -> None:
     await cached.put("v1/a", b"x")
-    await MemoryBlobStore.put(behind, "v1/b", b"xx")
+    await MemoryBlobStore.put(backend, "v1/b", b"xx")
     assert [info async for info in cached.list("v1/")] == [
         BlobInfo("v1/a", 1),
         BlobInfo("v1/b", 2),
     ]
-    assert behind.calls == ["put", "list"]
+    assert backend.calls == ["put", "list"]
 
 
 @pytest.mark.parametrize("key", ["..", "/etc/passwd", "a//b", "", "a\n", "x" * 600])
 async def test_keys_that_could_escape_are_refused_and_reach_nothing(
-    cached: CachedBlobStore, behind: WatchedStore, key: str
+    cached: CachedBlobStore, backend: WatchedStore, key: str
 ) -> None:
     for call in (
         cached.put(key, b"x"),
@@ -176,138 +176,138 @@ async def test_keys_that_could_escape_are_refused_and_reach_nothing(
     ):
         with pytest.raises(InvalidKey):
             await call
-    assert behind.calls == []
+    assert backend.calls == []
 
 
 @pytest.mark.guarantee(14)
 async def test_memory_is_bounded_and_forgets_the_least_recently_used(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
     for name in "abcde":
         await cached.put(name, name.encode() * 12 * KIB)
         await cached.get("a")
     await cached.put("f", b"f" * 12 * KIB)  # 72 KiB of 64: "b" goes, "a" has been used since.
     assert cached.stats().memory_bytes <= 64 * KIB
-    behind.calls.clear()
+    backend.calls.clear()
     for name in "acdef":
         assert await cached.get(name) == name.encode() * 12 * KIB
-    assert behind.calls == []
+    assert backend.calls == []
     assert await cached.get("b") == b"b" * 12 * KIB
-    assert behind.calls == ["get"]
+    assert backend.calls == ["get"]
 
 
 async def test_an_object_over_a_quarter_is_not_kept_in_memory(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
     await cached.put("quarter", bytes(16 * KIB))
     await cached.put("larger", bytes(16 * KIB + 1))
     await cached.get("quarter")
-    assert behind.calls == ["put", "put"]
+    assert backend.calls == ["put", "put"]
     assert len(await cached.get("larger")) == 16 * KIB + 1
-    assert behind.calls == ["put", "put", "get"]
+    assert backend.calls == ["put", "put", "get"]
 
 
 @pytest.mark.parametrize("memory_bytes_max", [0, 100, 64 * KIB])
 async def test_any_number_of_empty_objects_is_bounded_too(
-    behind: WatchedStore, memory_bytes_max: int
+    backend: WatchedStore, memory_bytes_max: int
 ) -> None:
-    cached = CachedBlobStore(behind, memory_bytes_max=memory_bytes_max, disk_bytes_max=0)
+    cached = CachedBlobStore(backend, memory_bytes_max=memory_bytes_max, disk_bytes_max=0)
     for number in range(1000):
         await cached.put(f"v1/{number}", b"")
         assert cached.stats().memory_bytes <= memory_bytes_max
     assert await cached.get("v1/0") == b""
     await cached.get("v1/999")
-    assert behind.calls.count("get") == (1 if memory_bytes_max == 64 * KIB else 2)
+    assert backend.calls.count("get") == (1 if memory_bytes_max == 64 * KIB else 2)
 
 
 @pytest.mark.guarantee(14)
-async def test_concurrent_gets_are_one_read(cached: CachedBlobStore, behind: WatchedStore) -> None:
-    await MemoryBlobStore.put(behind, "v1/a", b"x")
-    await MemoryBlobStore.put(behind, "v1/b", b"y")
-    behind.open.clear()
+async def test_concurrent_gets_are_one_read(cached: CachedBlobStore, backend: WatchedStore) -> None:
+    await MemoryBlobStore.put(backend, "v1/a", b"x")
+    await MemoryBlobStore.put(backend, "v1/b", b"y")
+    backend.open.clear()
     gets = [asyncio.create_task(cached.get(f"v1/{name}")) for name in "ab" * 50]
-    await until(lambda: len(behind.calls) == 2)
-    behind.open.set()
+    await wait_until(lambda: len(backend.calls) == 2)
+    backend.open.set()
     assert await asyncio.gather(*gets) == [b"x", b"y"] * 50
-    assert behind.calls == ["get", "get"]
+    assert backend.calls == ["get", "get"]
     assert cached.stats().misses == 2
 
 
 async def test_an_error_reaches_all_waiters_and_is_not_cached(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
-    await MemoryBlobStore.put(behind, "v1/a", b"x")
-    behind.fault = StoreUnavailable("down for a test")
-    behind.open.clear()
+    await MemoryBlobStore.put(backend, "v1/a", b"x")
+    backend.fault = StoreUnavailable("down for a test")
+    backend.open.clear()
     gets = [asyncio.create_task(cached.get("v1/a")) for _ in range(10)]
-    await until(lambda: bool(behind.calls))
-    behind.open.set()
+    await wait_until(lambda: bool(backend.calls))
+    backend.open.set()
     results = await asyncio.gather(*gets, return_exceptions=True)
     assert [type(result) for result in results] == [StoreUnavailable] * 10
-    assert behind.calls == ["get"]
-    behind.fault = None
+    assert backend.calls == ["get"]
+    backend.fault = None
     assert await cached.get("v1/a") == b"x"
 
 
 async def test_a_cancelled_waiter_does_not_fail_the_others(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
-    await MemoryBlobStore.put(behind, "v1/a", b"x")
-    behind.open.clear()
+    await MemoryBlobStore.put(backend, "v1/a", b"x")
+    backend.open.clear()
     gets = [asyncio.create_task(cached.get("v1/a")) for _ in range(3)]
-    await until(lambda: bool(behind.calls))
+    await wait_until(lambda: bool(backend.calls))
     gets[0].cancel()  # The one that began the read.
     gets[2].cancel()
-    await until(lambda: gets[0].done() and gets[2].done())
-    behind.open.set()
+    await wait_until(lambda: gets[0].done() and gets[2].done())
+    backend.open.set()
     assert await gets[1] == b"x"
     assert gets[0].cancelled()
     assert gets[2].cancelled()
-    assert (behind.calls, behind.cancelled) == (["get"], 0)
+    assert (backend.calls, backend.cancelled) == (["get"], 0)
 
 
 @pytest.mark.parametrize("started", [True, False])
 async def test_when_all_are_cancelled_the_read_ends_before_they_do(
-    cached: CachedBlobStore, behind: WatchedStore, started: bool
+    cached: CachedBlobStore, backend: WatchedStore, started: bool
 ) -> None:
-    await MemoryBlobStore.put(behind, "v1/a", b"x")
-    behind.open.clear()
+    await MemoryBlobStore.put(backend, "v1/a", b"x")
+    backend.open.clear()
     before = asyncio.all_tasks()
     gets = [asyncio.create_task(cached.get("v1/a")) for _ in range(3)]
-    await (until(lambda: bool(behind.calls)) if started else asyncio.sleep(0))
+    await (wait_until(lambda: bool(backend.calls)) if started else asyncio.sleep(0))
     for get in gets:
         get.cancel()
     await asyncio.wait(gets)
     assert asyncio.all_tasks() == before, "a read runs on"
     assert all(get.cancelled() for get in gets)
-    assert behind.cancelled == len(behind.calls)
-    behind.open.set()
+    assert backend.cancelled == len(backend.calls)
+    backend.open.set()
     assert await cached.get("v1/a") == b"x"
 
 
 async def test_a_get_after_all_were_cancelled_reads_again(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
-    await MemoryBlobStore.put(behind, "v1/a", b"x")
-    behind.open.clear()
+    await MemoryBlobStore.put(backend, "v1/a", b"x")
+    backend.open.clear()
     first = asyncio.create_task(cached.get("v1/a"))
-    await until(lambda: bool(behind.calls))
+    await wait_until(lambda: bool(backend.calls))
     first.cancel()
     await asyncio.sleep(0)
     second = asyncio.create_task(cached.get("v1/a"))
-    await until(lambda: len(behind.calls) == 2)
+    await wait_until(lambda: len(backend.calls) == 2)
     assert not first.done(), "the two reads were to overlap"
-    await until(first.done)
+    await wait_until(first.done)
     third = asyncio.create_task(cached.get("v1/a"))
     await asyncio.sleep(0)
-    behind.open.set()
+    backend.open.set()
     assert (await second, await third) == (b"x", b"x")
     assert first.cancelled()
-    assert behind.calls == ["get", "get"]
+    assert backend.calls == ["get", "get"]
 
 
 async def test_an_error_without_waiters_is_not_logged_as_lost(
-    behind: WatchedStore,
+    backend: WatchedStore,
 ) -> None:
     class Stubborn(WatchedStore):
         async def get(self, key: str) -> bytes:
@@ -328,25 +328,25 @@ async def test_an_error_without_waiters_is_not_logged_as_lost(
 
 
 async def test_a_deleted_object_is_not_served_again(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
     for name in "abc":
         await cached.put(name, b"x")
     await cached.delete(iter(["a", "b", "never-there"]))
-    assert await missing(cached.get("a"))
-    assert await missing(cached.get_range("b", 0, 1))
+    assert await is_missing(cached.get("a"))
+    assert await is_missing(cached.get_range("b", 0, 1))
     assert await cached.get("c") == b"x"
 
 
 async def test_a_failed_delete_keeps_nothing_cached(
-    cached: CachedBlobStore, behind: WatchedStore
+    cached: CachedBlobStore, backend: WatchedStore
 ) -> None:
     await cached.put("a", b"x")
-    behind.fault = StoreUnavailable("down for a test")
+    backend.fault = StoreUnavailable("down for a test")
     with pytest.raises(StoreUnavailable):
         await cached.delete(["a"])
     assert cached.stats().memory_bytes == 0
-    behind.fault = None
+    backend.fault = None
     assert await cached.get("a") == b"x"
 
 
@@ -370,9 +370,9 @@ async def test_a_running_read_does_not_restore_a_deleted_object(tmp_path: Path, 
     cached = CachedBlobStore(behind, disk=tmp_path if disk else None, **bounds)
     await MemoryBlobStore.put(behind, "a", b"x")
     early = asyncio.create_task(cached.get("a"))
-    await until(lambda: behind.calls == ["get"])
+    await wait_until(lambda: behind.calls == ["get"])
     await cached.delete(["a"])
-    assert await missing(cached.get("a")), "joined a read that began before the delete"
+    assert await is_missing(cached.get("a")), "joined a read that began before the delete"
     behind.answer.set()
     assert await early == b"x"
-    assert await missing(cached.get("a")), "the read before the delete was kept"
+    assert await is_missing(cached.get("a")), "the read before the delete was kept"

@@ -24,11 +24,11 @@ def disk(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def behind() -> CountingStore:
+def backend() -> CountingStore:
     return CountingStore()
 
 
-def over(
+def open_cache(
     behind: CountingStore, disk: Path, *, memory: int = 0, bound: int = BOUND
 ) -> CachedBlobStore:
     return CachedBlobStore(behind, memory_bytes_max=memory, disk=disk, disk_bytes_max=bound)
@@ -47,78 +47,78 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-async def test_an_object_is_found_by_the_next_process(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/put", b"x" * 1000)
-    await CountingStore.put(behind, "v1/got", b"y" * 1000)
-    await over(behind, disk).get("v1/got")
-    assert behind.gets == 1
-    next_one = over(behind, disk, memory=64 * KIB)
+async def test_an_object_is_found_by_the_next_process(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/put", b"x" * 1000)
+    await CountingStore.put(backend, "v1/got", b"y" * 1000)
+    await open_cache(backend, disk).get("v1/got")
+    assert backend.gets == 1
+    next_one = open_cache(backend, disk, memory=64 * KIB)
     for _ in range(3):
         assert await next_one.get("v1/put") == b"x" * 1000
         assert await next_one.get_range("v1/got", 990, 100) == b"y" * 10
-    assert behind.gets == 1
+    assert backend.gets == 1
     stats = next_one.stats()
     assert (stats.memory_hits, stats.disk_hits, stats.misses) == (4, 2, 0)
 
 
 async def test_concurrent_ranges_of_one_object_read_its_file_once(
-    disk: Path, behind: CountingStore
+    disk: Path, backend: CountingStore
 ) -> None:
-    await over(behind, disk).put("v1/a", bytes(range(256)) * 100)
-    cached = over(behind, disk)
+    await open_cache(backend, disk).put("v1/a", bytes(range(256)) * 100)
+    cached = open_cache(backend, disk)
     parts = await asyncio.gather(*(cached.get_range("v1/a", start, 1) for start in range(50)))
     assert b"".join(parts) == bytes(range(50))
-    assert (cached.stats().disk_hits, behind.gets) == (1, 0)
+    assert (cached.stats().disk_hits, backend.gets) == (1, 0)
 
 
-async def test_an_empty_object_is_cached_too(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/empty", b"")
-    assert await over(behind, disk).get("v1/empty") == b""
-    assert behind.gets == 0
+async def test_an_empty_object_is_cached_too(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/empty", b"")
+    assert await open_cache(backend, disk).get("v1/empty") == b""
+    assert backend.gets == 0
 
 
 @pytest.mark.guarantee(14)
-async def test_the_directory_is_private_to_its_user(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+async def test_the_directory_is_private_to_its_user(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/a", b"x")
     assert disk.stat().st_mode & 0o777 == 0o700
     for path in disk.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
     (root,) = disk.iterdir()
     disk.chmod(0o755)  # What lies in it is private all the same, also if it was opened up.
     root.chmod(0o770)
-    assert await over(behind, disk).get("v1/a") == b"x"
+    assert await open_cache(backend, disk).get("v1/a") == b"x"
     assert root.stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_link_in_place_of_the_directory_is_not_followed(
-    disk: Path, behind: CountingStore, tmp_path: Path
+    disk: Path, backend: CountingStore, tmp_path: Path
 ) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+    await open_cache(backend, disk).put("v1/a", b"x")
     (root,) = disk.iterdir()
     root.rename(tmp_path / "elsewhere")
     root.symlink_to(tmp_path / "elsewhere")
-    assert await over(behind, disk).get("v1/a") == b"x"
-    assert behind.gets == 1
+    assert await open_cache(backend, disk).get("v1/a") == b"x"
+    assert backend.gets == 1
 
 
-async def test_no_file_name_reveals_a_key(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/secret-name", b"x")
+async def test_no_file_name_reveals_a_key(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/secret-name", b"x")
     (path,) = files(disk)
     assert "secret" not in str(path.relative_to(disk))
     assert len(path.parent.name) == 2
 
 
 @pytest.mark.guarantee(14)
-async def test_a_flip_of_any_byte_is_a_miss_that_heals(disk: Path, behind: CountingStore) -> None:
+async def test_a_flip_of_any_byte_is_a_miss_that_heals(disk: Path, backend: CountingStore) -> None:
     data = bytes(range(100))
-    await over(behind, disk).put("v1/a", data)
+    await open_cache(backend, disk).put("v1/a", data)
     (path,) = files(disk)
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(
             whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
         )
-        damaged = over(behind, disk)
+        damaged = open_cache(backend, disk)
         assert await damaged.get("v1/a") == data
         assert damaged.stats().misses == 1, f"byte {place} is not covered"
         assert path.read_bytes() == whole
@@ -126,49 +126,49 @@ async def test_a_flip_of_any_byte_is_a_miss_that_heals(disk: Path, behind: Count
         assert damaged.stats().disk_hits == 1
 
 
-async def test_a_file_of_any_other_length_is_a_miss(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/a", b"0123456789")
+async def test_a_file_of_any_other_length_is_a_miss(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/a", b"0123456789")
     (path,) = files(disk)
     whole = path.read_bytes()
     for content in (*(whole[:end] for end in range(len(whole))), whole + b"\0", bytes(BOUND + 1)):
         path.write_bytes(content)
-        damaged = over(behind, disk)
+        damaged = open_cache(backend, disk)
         assert await damaged.get_range("v1/a", 0, 4) == b"0123"
         assert not path.exists()
         assert damaged.stats().misses == 1
 
 
-async def test_another_objects_file_is_a_miss(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/a", b"of a")
+async def test_another_objects_file_is_a_miss(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/a", b"of a")
     (first,) = files(disk)
-    await over(behind, disk).put("v1/b", b"of b")
+    await open_cache(backend, disk).put("v1/b", b"of b")
     (second,) = set(files(disk)) - {first}
     shutil.copy(first, second)
-    assert await over(behind, disk).get("v1/b") == b"of b"
-    assert behind.gets == 1
+    assert await open_cache(backend, disk).get("v1/b") == b"of b"
+    assert backend.gets == 1
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 async def test_a_path_that_is_no_file_is_a_miss_that_heals(
-    disk: Path, behind: CountingStore, kind: str
+    disk: Path, backend: CountingStore, kind: str
 ) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+    await open_cache(backend, disk).put("v1/a", b"x")
     (path,) = files(disk)
     path.rename(disk / "moved")
     if kind == "pipe":
         os.mkfifo(path)
     else:
         path.symlink_to(disk / "moved")
-    assert await over(behind, disk).get("v1/a") == b"x"
-    assert await over(behind, disk).get("v1/a") == b"x"
-    assert behind.gets == 1
+    assert await open_cache(backend, disk).get("v1/a") == b"x"
+    assert await open_cache(backend, disk).get("v1/a") == b"x"
+    assert backend.gets == 1
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
 async def test_a_file_that_cannot_be_read_is_a_miss_that_heals(
-    disk: Path, behind: CountingStore, monkeypatch: pytest.MonkeyPatch, code: int
+    disk: Path, backend: CountingStore, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     await cached.put("v1/a", b"x")
 
     def refuse(path: str, flags: int) -> int:
@@ -180,41 +180,43 @@ async def test_a_file_that_cannot_be_read_is_a_miss_that_heals(
     assert files(disk) == []
 
 
-async def test_a_file_over_the_bound_is_not_even_read(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+async def test_a_file_over_the_bound_is_not_even_read(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/a", b"x")
     (path,) = files(disk)
     os.truncate(path, 1 << 40)  # A terabyte, without a byte on the disk.
-    assert await over(behind, disk).get_range("v1/a", 0, 1) == b"x"
+    assert await open_cache(backend, disk).get_range("v1/a", 0, 1) == b"x"
     assert not path.exists()
 
 
-async def test_a_cached_object_is_not_written_again(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+async def test_a_cached_object_is_not_written_again(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/a", b"x")
     (path,) = files(disk)
     before = path.stat().st_ino
     age(path, 3600)
-    await over(behind, disk).put("v1/a", b"x")
+    await open_cache(backend, disk).put("v1/a", b"x")
     assert path.stat().st_ino == before
     assert time.time() - path.stat().st_mtime < 60, "but it is young again"
-    await over(behind, disk).put("v1/a", b"y")  # No digest stands for both; still, the last counts.
-    assert await over(behind, disk).get("v1/a") == b"y"
-    assert behind.gets == 0
+    await open_cache(backend, disk).put(
+        "v1/a", b"y"
+    )  # No digest stands for both; still, the last counts.
+    assert await open_cache(backend, disk).get("v1/a") == b"y"
+    assert backend.gets == 0
 
 
 @pytest.mark.guarantee(14)
 async def test_the_oldest_are_deleted_down_to_four_fifths(
-    disk: Path, behind: CountingStore
+    disk: Path, backend: CountingStore
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     for number in range(16):  # 16 KiB each with its checksum: the bound.
         await cached.put(f"v1/{number}", bytes(16 * KIB - 32))
         for path in files(disk):
             age(path, time.time() - path.stat().st_mtime + 100)
     assert blocks(disk) == BOUND
-    assert len(await over(behind, disk).get("v1/1")) == 16 * KIB - 32  # A hit: young again.
+    assert len(await open_cache(backend, disk).get("v1/1")) == 16 * KIB - 32  # A hit: young again.
     await cached.put("v1/16", bytes(100))
     assert blocks(disk) == 12 * 16 * KIB + 4 * KIB  # The next would be more than 204.8 KiB.
-    reader = over(behind, disk)
+    reader = open_cache(backend, disk)
     for number in range(17):
         await reader.get_range(f"v1/{number}", 0, 1)
     assert reader.stats().disk_hits == 13
@@ -223,22 +225,22 @@ async def test_the_oldest_are_deleted_down_to_four_fifths(
 
 
 async def test_a_hit_refreshes_a_file_once_a_minute_at_most(
-    disk: Path, behind: CountingStore
+    disk: Path, backend: CountingStore
 ) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+    await open_cache(backend, disk).put("v1/a", b"x")
     (path,) = files(disk)
     for seconds, refreshed in ((50, False), (70, True), (-3600, True)):
         age(path, seconds)
         before = path.stat().st_mtime
-        await over(behind, disk).get("v1/a")
+        await open_cache(backend, disk).get("v1/a")
         assert (path.stat().st_mtime != before) == refreshed
         assert time.time() - path.stat().st_mtime < 60
 
 
 async def test_an_object_that_would_push_out_the_rest_is_not_kept(
-    disk: Path, behind: CountingStore
+    disk: Path, backend: CountingStore
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     await cached.put("v1/small", bytes(100))
     await cached.put("v1/large", bytes(BOUND))
     assert len(await cached.get("v1/large")) == BOUND
@@ -247,9 +249,9 @@ async def test_an_object_that_would_push_out_the_rest_is_not_kept(
 
 
 async def test_many_small_files_are_bounded_by_the_blocks_they_take(
-    disk: Path, behind: CountingStore
+    disk: Path, backend: CountingStore
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     for number in range(150):
         await cached.put(f"v1/{number}", b"x")
         assert number % 5 or blocks(disk) <= BOUND
@@ -257,9 +259,9 @@ async def test_many_small_files_are_bounded_by_the_blocks_they_take(
 
 
 async def test_files_being_written_count_too(
-    disk: Path, behind: CountingStore, monkeypatch: pytest.MonkeyPatch
+    disk: Path, backend: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     await cached.put("v1/kept", bytes(100))
     create, gate = cache_disk._create, threading.Event()
 
@@ -284,23 +286,23 @@ async def test_files_being_written_count_too(
     assert cached.stats().disk_hits == 1
 
 
-async def test_old_files_of_killed_writers_are_removed(disk: Path, behind: CountingStore) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+async def test_old_files_of_killed_writers_are_removed(disk: Path, backend: CountingStore) -> None:
+    await open_cache(backend, disk).put("v1/a", b"x")
     (path,) = files(disk)
     old, fresh = path.with_name(".old"), path.with_name(".fresh")
     for scratch in (old, fresh):
         scratch.write_bytes(b"half")
     age(old, 3700)
     age(fresh, 3500)
-    await over(behind, disk).put("v1/b", b"x")
+    await open_cache(backend, disk).put("v1/b", b"x")
     assert not old.exists()
     assert fresh.exists()
 
 
 async def test_a_long_lived_process_scans_again(
-    disk: Path, behind: CountingStore, monkeypatch: pytest.MonkeyPatch
+    disk: Path, backend: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     await cached.put("v1/a", b"x")
     (path,) = files(disk)
     path.with_name(".old").write_bytes(b"half")

@@ -26,11 +26,11 @@ def disk(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def behind() -> CountingStore:
+def backend() -> CountingStore:
     return CountingStore()
 
 
-def over(behind: CountingStore, disk: Path) -> CachedBlobStore:
+def open_cache(behind: CountingStore, disk: Path) -> CachedBlobStore:
     return CachedBlobStore(behind, memory_bytes_max=0, disk=disk, disk_bytes_max=256 * KIB)
 
 
@@ -38,7 +38,7 @@ def files(disk: Path) -> list[Path]:
     return sorted(path for path in disk.rglob("*") if path.is_file())
 
 
-async def serves(cached: CachedBlobStore, behind: CountingStore, name: str) -> None:
+async def check_reads(cached: CachedBlobStore, behind: CountingStore, name: str) -> None:
     """Everything works, from the store behind."""
     await cached.put(f"v1/{name}", name.encode())
     before = behind.gets
@@ -52,51 +52,51 @@ async def serves(cached: CachedBlobStore, behind: CountingStore, name: str) -> N
 
 
 async def test_a_deleted_directory_is_bypassed_until_it_returns(
-    disk: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture
+    disk: Path, backend: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     await cached.put("v1/a", b"x")
     disk.rename(disk.with_name("unmounted"))
     for name in ("one", "two", "three"):
-        await serves(cached, behind, name)
+        await check_reads(cached, backend, name)
     assert not disk.exists()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"{disk} is not used: No such file" in record.getMessage()
     disk.with_name("unmounted").rename(disk)
-    before = behind.gets
+    before = backend.gets
     assert await cached.get("v1/a") == b"x"
-    assert behind.gets == before
+    assert backend.gets == before
 
 
 async def test_an_emptied_directory_is_filled_again(
-    disk: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture
+    disk: Path, backend: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     await cached.put("v1/a", b"x")
     shutil.rmtree(next(disk.iterdir()))
     assert [await cached.get("v1/a") for _ in range(2)] == [b"x", b"x"]
-    assert behind.gets == 1
+    assert backend.gets == 1
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("what", ["a file", "under a file"])
 async def test_a_directory_that_cannot_be_created_is_bypassed(
-    tmp_path: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture, what: str
+    tmp_path: Path, backend: CountingStore, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     (tmp_path / "file").touch()
-    cached = over(behind, tmp_path / ("file" if what == "a file" else "file/cache"))
-    await serves(cached, behind, "one")
+    cached = open_cache(backend, tmp_path / ("file" if what == "a file" else "file/cache"))
+    await check_reads(cached, backend, "one")
     assert len(caplog.records) == 1
 
 
 async def test_a_read_only_disk_still_serves_its_objects(
     disk: Path,
-    behind: CountingStore,
+    backend: CountingStore,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await over(behind, disk).put("v1/a", b"x")
+    await open_cache(backend, disk).put("v1/a", b"x")
     os.utime(files(disk)[0], (0, 0))
 
     def refuse(*_: object, **__: object) -> int:
@@ -105,10 +105,10 @@ async def test_a_read_only_disk_still_serves_its_objects(
     monkeypatch.setattr(cache_disk, "_create", refuse)
     monkeypatch.setattr(os, "utime", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     assert await cached.get("v1/a") == b"x"
-    assert behind.gets == 0
-    await serves(cached, behind, "one")
+    assert backend.gets == 0
+    await check_reads(cached, backend, "one")
     assert [record.getMessage().count("Read-only") for record in caplog.records] == [1]
 
 
@@ -124,25 +124,25 @@ def no_space() -> Iterator[None]:
 @pytest.mark.guarantee(14)
 @pytest.mark.usefixtures("no_space")
 async def test_a_full_disk_is_bypassed_and_nothing_is_left(
-    disk: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture
+    disk: Path, backend: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     for number in range(3):
         await cached.put(f"v1/{number}", bytes(8 * KIB))
         assert await cached.get(f"v1/{number}") == bytes(8 * KIB)
-    assert behind.gets == 3
+    assert backend.gets == 3
     assert files(disk) == []
     assert len(caplog.records) == 1
 
 
 async def test_faults_are_logged_again_after_a_minute(
     tmp_path: Path,
-    behind: CountingStore,
+    backend: CountingStore,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "file").touch()
-    cached = over(behind, tmp_path / "file")
+    cached = open_cache(backend, tmp_path / "file")
     for now in (1000.0, 1059.0, 1061.0):
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
         cached._disk.write("v1/a", b"x")  # type: ignore[union-attr] # there is one
@@ -150,9 +150,9 @@ async def test_faults_are_logged_again_after_a_minute(
 
 
 async def test_reads_do_not_wait_for_a_slow_disk(
-    disk: Path, behind: CountingStore, monkeypatch: pytest.MonkeyPatch
+    disk: Path, backend: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = over(behind, disk)
+    cached = open_cache(backend, disk)
     await cached.put("v1/a", b"x")
     monkeypatch.setattr(limits, "CACHE_SECONDS_MAX", 0.05)
 
@@ -165,4 +165,4 @@ async def test_reads_do_not_wait_for_a_slow_disk(
     await cached.put("v1/b", b"y")
     assert await cached.get("v1/a") == b"x"
     assert time.monotonic() - started < 2.5
-    assert behind.gets == 1
+    assert backend.gets == 1

@@ -20,11 +20,11 @@ DISK_BOUND = 64 * 1024
 NUMBERS = st.integers(0, 19)
 
 
-def key_of(number: int) -> str:
+def make_key(number: int) -> str:
     return f"v1/thread/{number}"
 
 
-def content_of(number: int) -> bytes:
+def make_content(number: int) -> bytes:
     """What a name stands for, always: from nothing to twice a quarter of the memory and more."""
     return bytes([number, 255 - number]) * (number * number * 20)
 
@@ -49,13 +49,13 @@ class Model(RuleBasedStateMachine):
     async def outcome(self, number: int, start: int | None, length: int) -> bytes | None:
         try:
             if start is None:
-                return await self.cached.get(key_of(number))
-            return await self.cached.get_range(key_of(number), start, length)
+                return await self.cached.get(make_key(number))
+            return await self.cached.get_range(make_key(number), start, length)
         except BlobMissing:
             return None
 
     def expected(self, number: int, start: int | None, length: int) -> bytes | None:
-        data = self.model.get(key_of(number))
+        data = self.model.get(make_key(number))
         return data if data is None or start is None else data[start : start + length]
 
     @rule()
@@ -69,13 +69,13 @@ class Model(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def put(self, number: int) -> None:
-        self.loop.run_until_complete(self.cached.put(key_of(number), content_of(number)))
-        self.model[key_of(number)] = content_of(number)
+        self.loop.run_until_complete(self.cached.put(make_key(number), make_content(number)))
+        self.model[make_key(number)] = make_content(number)
 
     @rule(number=NUMBERS)
     def another_process_puts(self, number: int) -> None:
-        self.loop.run_until_complete(self.behind.put(key_of(number), content_of(number)))
-        self.model[key_of(number)] = content_of(number)
+        self.loop.run_until_complete(self.behind.put(make_key(number), make_content(number)))
+        self.model[make_key(number)] = make_content(number)
 
     @rule(
         reads=st.lists(
@@ -92,9 +92,9 @@ class Model(RuleBasedStateMachine):
 
     @rule(numbers=st.lists(NUMBERS, max_size=4))
     def delete(self, numbers: list[int]) -> None:
-        self.loop.run_until_complete(self.cached.delete(key_of(number) for number in numbers))
+        self.loop.run_until_complete(self.cached.delete(make_key(number) for number in numbers))
         for number in numbers:
-            self.model.pop(key_of(number), None)
+            self.model.pop(make_key(number), None)
 
     @rule()
     def list_all(self) -> None:

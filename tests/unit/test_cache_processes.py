@@ -68,7 +68,7 @@ def start(disk: Path, seed: int, rounds: int) -> "subprocess.Popen[str]":
 
 
 @contextlib.contextmanager
-def stopped(workers: list["subprocess.Popen[str]"]) -> Iterator[None]:
+def suspend_all(workers: list["subprocess.Popen[str]"]) -> Iterator[None]:
     """Hold all of them, so that what lies on the disk is what lay there at one moment."""
     for worker in workers:
         worker.send_signal(signal.SIGSTOP)
@@ -102,7 +102,7 @@ def test_four_processes_share_a_directory_and_survive_a_kill(tmp_path: Path) -> 
         while any(worker.poll() is None for worker in workers[1:]):
             assert time.monotonic() < deadline, "they do not end"
             running = [worker for worker in workers if worker.poll() is None]
-            with stopped(running):
+            with suspend_all(running):
                 samples.append(blocks(disk))
                 if len(samples) == 5:
                     victim.kill()
@@ -131,7 +131,7 @@ async def test_old_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> N
         deadline = time.monotonic() + 60
         while not left and time.monotonic() < deadline:
             time.sleep(0.002)
-            with stopped([worker]):
+            with suspend_all([worker]):
                 left = list(disk.rglob(".*"))
                 if left:
                     worker.kill()

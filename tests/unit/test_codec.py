@@ -36,7 +36,15 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal
 from everlong.storage.pack_store import NO_THREAD, open_packs, thread_prefix
 from tests.support.fake_stores import CountingStore, FlakyStore
-from tests.support.sample_payloads import KEY_1, activity, noise, payload, stored, text, workflow
+from tests.support.sample_payloads import (
+    KEY_1,
+    activity,
+    noise,
+    payload,
+    read_objects,
+    text,
+    workflow,
+)
 
 LARGE = payload(noise(100_000))
 NEXUS = NexusSerializationContext(endpoint="e", service="s", operation="o")
@@ -54,7 +62,7 @@ async def test_compressible_payloads_stay_inline() -> None:
     assert encoded.metadata["encoding"] == INLINE_ENCODING
     assert encoded.ByteSize() < 1000
     assert plain_bytes(encoded) == item.ByteSize()
-    assert await stored(store) == {}
+    assert await read_objects(store) == {}
 
 
 async def test_large_payloads_become_a_short_ref() -> None:
@@ -64,7 +72,7 @@ async def test_large_payloads_become_a_short_ref() -> None:
     assert encoded.metadata["encoding"] == REF_ENCODING
     assert encoded.ByteSize() < 120
     assert plain_bytes(encoded) == encoded.external_payloads[0].size_bytes == 100_000
-    assert len(await stored(store)) == 1
+    assert len(await read_objects(store)) == 1
     assert await codec.decode([encoded]) == [LARGE]
     assert codec.stats.payloads == 1
     assert codec.stats.payload_bytes == 100_000
@@ -81,7 +89,7 @@ async def test_encoding_an_equal_payload_adds_no_object() -> None:
     codec = EverlongCodec(store)
     first = await codec.encode([LARGE])
     assert await codec.encode([LARGE]) == first
-    assert len(await stored(store)) == 1
+    assert len(await read_objects(store)) == 1
 
 
 async def test_objects_are_stored_under_the_thread_of_the_context() -> None:
@@ -92,9 +100,9 @@ async def test_objects_are_stored_under_the_thread_of_the_context() -> None:
         (activity("ops-8"), thread_prefix(thread_key("default", "ops-8"))),
         (activity(""), thread_prefix(NO_THREAD)),
     ):
-        before = set(await stored(store))
+        before = set(await read_objects(store))
         encoded = await codec.with_context(context).encode([LARGE])
-        [added] = set(await stored(store)) - before
+        [added] = set(await read_objects(store)) - before
         assert added.startswith(prefix)
         # A ref describes itself: it is read without the context it was written in.
         assert await EverlongCodec(store).decode(encoded) == [LARGE]
@@ -114,26 +122,26 @@ async def test_a_growing_list_stores_only_its_new_part() -> None:
     assert store.gets <= pack_layout.packs_max(len(body))
 
 
-class Reversing(PayloadCodec):
+class ReversingCodec(PayloadCodec):
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [Payload(metadata=p.metadata, data=p.data[::-1]) for p in payloads]
 
     decode = encode
 
 
-class Knowing(Reversing, WithSerializationContext):
+class ContextCodec(ReversingCodec, WithSerializationContext):
     """A codec that wants to know where it is."""
 
     contexts: list[SerializationContext]
 
-    def with_context(self, context: SerializationContext) -> "Knowing":
+    def with_context(self, context: SerializationContext) -> "ContextCodec":
         self.contexts = [context]
         return self
 
 
 async def test_a_codec_inside_ours_sees_plain_payloads() -> None:
     store = MemoryBlobStore()
-    codec = EverlongCodec(store).with_inner(Reversing())
+    codec = EverlongCodec(store).with_inner(ReversingCodec())
     items = [LARGE, Payload(data=b"abc")]
     encoded = await codec.encode(items)
     assert encoded[1].data == b"cba"
@@ -143,7 +151,7 @@ async def test_a_codec_inside_ours_sees_plain_payloads() -> None:
 
 
 async def test_a_codec_inside_ours_gets_the_context() -> None:
-    inner = Knowing()
+    inner = ContextCodec()
     context = workflow()
     EverlongCodec(MemoryBlobStore(), inner=inner).with_context(context)
     assert inner.contexts == [context]
@@ -196,7 +204,7 @@ async def test_payloads_of_our_own_activities_do_not_need_the_store() -> None:
     context = activity(activity_type="everlong.run_tool")
     codec = EverlongCodec(store, inline_bytes_max=0).with_context(context)
     encoded = await codec.encode([payload(noise(60_000))])
-    assert await stored(store) == {}
+    assert await read_objects(store) == {}
     assert await codec.decode(encoded) == [payload(noise(60_000))]
 
 
@@ -224,7 +232,7 @@ async def test_nexus_payloads_stay_inline_or_are_refused() -> None:
     for large in (payload(noise(2_000_000)), payload(b"x", extra=noise(2_000_000))):
         with pytest.raises(PayloadTooLarge, match=r"set nexus_offload=True on both sides"):
             await codec.encode([large])
-    assert await stored(store) == {}
+    assert await read_objects(store) == {}
     sharing = EverlongCodec(store, nexus_offload=True).with_context(NEXUS)
     [ref] = await sharing.encode([payload(noise(2_000_000))])
     assert ref.metadata["encoding"] == REF_ENCODING
@@ -248,7 +256,7 @@ async def test_short_lived_or_outbound_payloads_are_not_stored(
     finally:
         BUDGET.reset(token)
     assert encoded.metadata["encoding"] == encoding
-    assert len(await stored(store)) == (encoding == REF_ENCODING)
+    assert len(await read_objects(store)) == (encoding == REF_ENCODING)
 
 
 async def test_metadata_counts_as_much_as_data() -> None:
@@ -360,5 +368,5 @@ async def test_payloads_of_every_compression_level_share_packs_and_are_read(
         sizes.append(len(written[-1].data))
     monkeypatch.undo()
     assert len(set(sizes)) > 1, "the levels made no difference"
-    assert len(await stored(store)) == 5
+    assert len(await read_objects(store)) == 5
     assert await EverlongCodec(store, keys=keys).decode(written) == items

@@ -51,25 +51,25 @@ KEYS = {"first": KEY_1}
 STEPS = 12
 
 
-class Compressing(Marking):
+class CompressingCodec(Marking):
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [
             Payload(metadata={"encoding": b"z"}, data=zlib.compress(each.data)) for each in payloads
         ]
 
 
-class Failing(Marking):
+class FailingCodec(Marking):
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         raise OSError("no key service")
 
 
-class Hanging(Marking):
+class HangingCodec(Marking):
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         await asyncio.sleep(60)
         return list(payloads)
 
 
-class Elsewhere(Marking):
+class CounterCodec(Marking):
     """Puts large payloads elsewhere, under a new name each time."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -141,10 +141,10 @@ async def test_a_codec_that_encrypts_first_stores_each_list_whole() -> None:
     [
         (Cipher(), False),
         (NeedsContext(), False),
-        (Compressing(), False),
+        (CompressingCodec(), False),
         (Marking(), True),
-        (Failing(), None),
-        (Elsewhere(), None),
+        (FailingCodec(), None),
+        (CounterCodec(), None),
     ],
     ids=lambda each: type(each).__name__,
 )
@@ -160,7 +160,7 @@ async def test_inspection_finds_codecs_whose_output_does_not_repeat(
 async def test_a_codec_that_hangs_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "INSPECTION_SECONDS_MAX", 0.05)
     async with asyncio.timeout(30):
-        assert (await inspect_codec(Hanging(), "default")).repeats is None
+        assert (await inspect_codec(HangingCodec(), "default")).repeats is None
 
 
 @pytest.mark.guarantee(24)
@@ -376,7 +376,7 @@ async def test_a_sweep_with_the_outer_codec_keeps_referenced_objects() -> None:
 
 
 @pytest.mark.guarantee(106)
-@pytest.mark.parametrize("outer", [None, Failing()], ids=["none", "another"])
+@pytest.mark.parametrize("outer", [None, FailingCodec()], ids=["none", "another"])
 async def test_a_sweep_without_the_outer_codec_takes_nothing(outer: PayloadCodec | None) -> None:
     world, codec = sealed_world(Cipher())
     context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id="w0")

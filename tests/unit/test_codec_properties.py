@@ -18,7 +18,7 @@ from everlong.codecs import EverlongCodec, matcher
 from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, open_packs
-from tests.support.sample_payloads import KEY_1, KEY_2, activity, noise, stored, workflow
+from tests.support.sample_payloads import KEY_1, KEY_2, activity, noise, read_objects, workflow
 from tests.support.scale import scaled
 
 KeyMap = dict[str, bytes] | None
@@ -98,7 +98,7 @@ steps = st.builds(
 )
 
 
-def edited(items: list[bytes], step: Step) -> list[bytes]:
+def apply_edit(items: list[bytes], step: Step) -> list[bytes]:
     at = step.place * len(items) // 100
     item = noise(step.size, step.seed)
     edits: dict[str, Callable[[], list[bytes]]] = {
@@ -166,7 +166,7 @@ async def play(disk: Path, script: list[Step], inline_bytes_max: int, keys: str)
     for number, step in enumerate(script):
         world.happen(step.event)
         before = lists[step.thread]
-        lists[step.thread] = items = edited(before, step)
+        lists[step.thread] = items = apply_edit(before, step)
         item = Payload(metadata={"encoding": b"json/plain"}, data=b"".join(items))
         if step.event == "at once":
             others = [Payload(data=b"".join(items[n:])) for n in range(3)]
@@ -228,7 +228,7 @@ async def test_no_object_of_a_thread_is_stored_under_another() -> None:
         body += noise(2000, len(refs))
         [ref] = await codec.with_context(workflow(thread)).encode([Payload(data=body)])
         refs.append((ref, body))
-    objects = await stored(store)
+    objects = await read_objects(store)
     for ref, data in refs:
         found = parse_ref(ref)
         alone = MemoryBlobStore()

@@ -25,7 +25,7 @@ from everlong.compaction.text import MARK_BYTES_MAX, format_mark
 from everlong.errors import BlobCorrupt, UnknownVersion
 from everlong.models import Fact, Kind, MemoryChange, ToolCall
 from everlong.policy import Policy
-from tests.support.conversations import Thread, assert_paired, conversations, shown
+from tests.support.conversations import Thread, build_shown_context, check_pairs, conversations
 from tests.support.scale import scaled
 
 KIB = 1024
@@ -34,7 +34,7 @@ SMALL = Policy(compact_at_bytes=4 * KIB, compact_to_bytes=2 * KIB)
 
 
 def summarise_entry(base: Snapshot, now_ms: int = 0) -> str:
-    first = shown(base, now_ms=now_ms)[0]
+    first = build_shown_context(base, now_ms=now_ms)[0]
     assert first.role == "summary"
     return first.text
 
@@ -70,12 +70,12 @@ def test_any_context_fits_its_budget_with_pairs_and_the_user_message(
     assert load(dump(base)) == base
     for now_ms in (25_000, 45_000, 10**9):
         for result_bytes_max in (1, 500, 1 << 40):
-            messages = shown(base, (), policy, now_ms, result_bytes_max)
+            messages = build_shown_context(base, (), policy, now_ms, result_bytes_max)
             assert measure_messages(messages) <= budget
-            assert_paired(messages)
+            check_pairs(messages)
     rest = [item for item in items if item.entry.seq > base.upto_seq]
-    messages = shown(base, rest, policy, 25_000)
-    assert_paired(messages)
+    messages = build_shown_context(base, rest, policy, 25_000)
+    check_pairs(messages)
     users = [item.message for item in items if item.message and item.message.role == "user"]
     if users:
         newest = [message for message in messages if message.role == "user"][-1]
@@ -118,7 +118,7 @@ def test_a_megabyte_of_anything_fits_into_two_kibibytes_in_well_under_a_second(t
     base = compact(None, thread.items, SMALL, thread.now_ms, keep_from_seq=ALL)
     # Four texts of a megabyte and an argument.
     assert time.process_time() - begun < 3.0
-    messages = shown(base)
+    messages = build_shown_context(base)
     assert measure_messages(messages) <= 2 * KIB
     [user] = [message for message in messages if message.role == "user"]
     assert "recall(seq=1)" in user.text
@@ -136,7 +136,7 @@ def test_entries_of_the_step_under_way_are_left_as_they_are() -> None:
     base = compact(None, thread.items, SMALL, thread.now_ms, keep_from_seq=seq)
     assert base.upto_seq == seq - 1
     assert "now" not in summarise_entry(base)
-    *_, reply, first, second = shown(base, thread.items)
+    *_, reply, first, second = build_shown_context(base, thread.items)
     assert [call.id for call in reply.tool_calls] == [first.call_id, second.call_id]
     assert first.text == "first"
 
@@ -149,15 +149,15 @@ def test_a_step_is_never_compacted_without_its_results(offset: int) -> None:
     thread.result(f"{seq}-1", "second")
     base = compact(None, thread.items, SMALL, thread.now_ms, keep_from_seq=seq + offset)
     assert base.upto_seq == seq - 1
-    messages = shown(base, thread.items)
-    assert_paired(messages)
+    messages = build_shown_context(base, thread.items)
+    check_pairs(messages)
     assert [message.text for message in messages[-2:]] == ["first", "second"]
 
 
 def test_the_last_steps_and_the_user_message_stay_verbatim() -> None:
     thread = long_thread(steps=100)
     base = compact(None, thread.items, Policy(), thread.now_ms, keep_from_seq=ALL)
-    messages = shown(base)
+    messages = build_shown_context(base)
     assert messages[1] == thread.items[0].message
     window = messages[2:]
     assert window == [item.message for item in thread.items[-len(window) :]]
@@ -228,7 +228,7 @@ def test_omitted_parts_are_named_with_entries_for_recall() -> None:
     last = summarise_entry(base).splitlines()[-1]
     assert last.startswith("[Left out for space, up to entry ")
     assert "tool calls" in last
-    assert "Later on, please rotate the staging key." in shown(base)[1].text
+    assert "Later on, please rotate the staging key." in build_shown_context(base)[1].text
 
 
 def test_facts_stay_verbatim_until_they_expire() -> None:
@@ -253,7 +253,7 @@ def test_excess_facts_are_counted_and_leave_room() -> None:
     base = Snapshot(upto_seq=0, time_ms=0, budget_bytes=64 * KIB, facts=facts)
     thread = long_thread()
     base = compact(base, thread.items, policy, 0, keep_from_seq=ALL, to_bytes=2 * KIB)
-    messages = shown(base, policy=policy)
+    messages = build_shown_context(base, policy=policy)
     assert measure_messages(messages) <= 2 * KIB
     assert base.facts == facts
     text = messages[0].text
@@ -324,15 +324,15 @@ def test_a_native_reply_of_a_provider_is_kept_unchanged() -> None:
     native = {"kind": "response", "parts": [{"part_kind": "thinking", "content": "hm"}]}
     thread.add(Kind.REPLY, "Hi.", native=native)
     base = load(dump(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)))
-    assert shown(base)[-1].native == native
+    assert build_shown_context(base)[-1].native == native
     large = dataclasses.replace(
         thread.items[1].message,
         native={"parts": ["x" * 9000]},  # type: ignore[type-var] # a message
     )
     items = [thread.items[0], Item(thread.items[1].entry, large)]
     base = compact(None, items, SMALL, 0, keep_from_seq=ALL)
-    assert measure_messages(shown(base)) <= 2 * KIB
-    assert shown(base)[-1].text == "Hi."
+    assert measure_messages(build_shown_context(base)) <= 2 * KIB
+    assert build_shown_context(base)[-1].text == "Hi."
 
 
 @pytest.mark.guarantee(60)
@@ -348,7 +348,7 @@ def test_a_call_with_unparsable_arguments_can_be_compacted() -> None:
     for number in range(30):
         thread.step(f"make {number}", "done " * 100)
     base = compact(base, thread.items[base.upto_seq :], SMALL, 0, keep_from_seq=ALL)
-    assert measure_messages(shown(base)) <= 2 * KIB
+    assert measure_messages(build_shown_context(base)) <= 2 * KIB
 
 
 @pytest.mark.guarantee(60)

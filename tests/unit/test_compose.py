@@ -168,7 +168,7 @@ def test_every_config_file_is_mounted_and_parses() -> None:
         assert used != path.name.endswith(".test.yml"), path
 
 
-def target_of(service: str, source: str) -> str:
+def find_target(service: str, source: str) -> str:
     """Where a service finds a file or a folder of the host, which it may not write to."""
     [entry] = [entry for entry in SERVICES[service]["volumes"] if entry.startswith(f"{source}:")]
     _, target, mode = entry.split(":")
@@ -177,14 +177,14 @@ def target_of(service: str, source: str) -> str:
 
 
 def test_prometheus_and_grafana_find_their_rules_and_dashboards() -> None:
-    config = target_of("prometheus", "./deploy/prometheus.yml")
+    config = find_target("prometheus", "./deploy/prometheus.yml")
     [rules] = load(DEPLOY / "prometheus.yml")["rule_files"]
-    assert target_of("prometheus", f"./deploy/{rules}") == str(Path(config).with_name(rules))
+    assert find_target("prometheus", f"./deploy/{rules}") == str(Path(config).with_name(rules))
     [provider] = load(DEPLOY / "grafana/provisioning/dashboards/everlong.yaml")["providers"]
-    assert provider["options"]["path"] == target_of("grafana", "./deploy/grafana/dashboards")
+    assert provider["options"]["path"] == find_target("grafana", "./deploy/grafana/dashboards")
     for kind in ("dashboards", "datasources"):
         source = f"./deploy/grafana/provisioning/{kind}"
-        assert target_of("grafana", source) == f"/etc/grafana/provisioning/{kind}"
+        assert find_target("grafana", source) == f"/etc/grafana/provisioning/{kind}"
 
 
 def test_worker_and_admin_are_scraped_only_from_inside() -> None:

@@ -38,7 +38,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp = hello) -> AsyncIterator[tuple[int, ServerState]]:
+async def serve(app: ASGIApp = hello) -> AsyncIterator[tuple[int, ServerState]]:
     """Serve an application on a free port, without uvicorn's own handling of signals."""
     config = uvicorn.Config(
         app,
@@ -66,7 +66,7 @@ async def serving(app: ASGIApp = hello) -> AsyncIterator[tuple[int, ServerState]
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int, data: bytes = b"") -> AsyncIterator[Stream]:
+async def connect(port: int, data: bytes = b"") -> AsyncIterator[Stream]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -78,7 +78,7 @@ async def connected(port: int, data: bytes = b"") -> AsyncIterator[Stream]:
             await writer.wait_closed()
 
 
-async def rest_of(reader: asyncio.StreamReader, seconds: float = 5) -> bytes:
+async def read_rest(reader: asyncio.StreamReader, seconds: float = 5) -> bytes:
     """Return what arrives until the server closes."""
     async with asyncio.timeout(seconds):
         with contextlib.suppress(ConnectionResetError):
@@ -87,7 +87,7 @@ async def rest_of(reader: asyncio.StreamReader, seconds: float = 5) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STALL_SECONDS_MAX", 0.3)
     monkeypatch.setitem(connections._SECONDS, "head", 0.3)
     monkeypatch.setitem(connections._SECONDS, "body", 0.3)
@@ -96,7 +96,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.guarantee(88)
 @pytest.mark.parametrize("sent", [b"", HALF, HEAD + HALF], ids=["nothing", "half", "second"])
 async def test_a_connection_without_a_complete_head_is_closed_in_time(sent: bytes) -> None:
-    async with serving() as (port, state), connected(port, sent) as (reader, writer):
+    async with serve() as (port, state), connect(port, sent) as (reader, writer):
 
         async def trickle() -> None:
             with contextlib.suppress(ConnectionError):
@@ -106,7 +106,7 @@ async def test_a_connection_without_a_complete_head_is_closed_in_time(sent: byte
                     await asyncio.sleep(0.05)
 
         trickling = asyncio.create_task(trickle())
-        found = await rest_of(reader)
+        found = await read_rest(reader)
         await trickling
         assert found.startswith(OK) is sent.startswith(HEAD)
         assert not state.connections
@@ -115,7 +115,7 @@ async def test_a_connection_without_a_complete_head_is_closed_in_time(sent: byte
 @pytest.mark.parametrize("path", [b"/", b"/unread"])
 async def test_a_body_that_trickles_is_cut_off_also_after_its_answer(path: bytes) -> None:
     head = b"POST " + path + b" HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
-    async with serving() as (port, state), connected(port, head) as (reader, writer):
+    async with serve() as (port, state), connect(port, head) as (reader, writer):
 
         async def trickle() -> None:
             with contextlib.suppress(ConnectionError):
@@ -125,15 +125,15 @@ async def test_a_body_that_trickles_is_cut_off_also_after_its_answer(path: bytes
                     await asyncio.sleep(0.05)
 
         trickling = asyncio.create_task(trickle())
-        found = await rest_of(reader)
+        found = await read_rest(reader)
         await trickling
         assert found.startswith(OK) is (path == b"/unread")
         assert not state.connections
 
 
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
-    async with serving() as (port, state):
-        async with connected(port, b"GET /endless HTTP/1.1\r\nHost: here\r\n\r\n"):
+    async with serve() as (port, state):
+        async with connect(port, b"GET /endless HTTP/1.1\r\nHost: here\r\n\r\n"):
             async with asyncio.timeout(10):
                 while not state.connections:
                     await asyncio.sleep(0.01)
@@ -143,7 +143,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
 
 async def test_a_slow_answer_and_a_kept_connection_go_on() -> None:
     """Only what the client has to do is bounded: an answer may take any time."""
-    async with serving() as (port, _), connected(port) as (reader, writer):
+    async with serve() as (port, _), connect(port) as (reader, writer):
         for path in (b"/slow", b"/", b"/slow"):
             writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: here\r\n\r\n")
             async with asyncio.timeout(5):
@@ -158,14 +158,14 @@ async def test_a_slow_answer_and_a_kept_connection_go_on() -> None:
 async def test_half_sent_heads_keep_no_other_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections._SECONDS, "head", 60)
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 20)
-    async with serving() as (port, state), contextlib.AsyncExitStack() as opened:
+    async with serve() as (port, state), contextlib.AsyncExitStack() as opened:
         served = await opened.enter_async_context(
-            connected(port, b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\n")
+            connect(port, b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\n")
         )
         for _ in range(3):  # Many in one turn of the event loop, too.
-            halves = [connected(port, HALF) for _ in range(30)]
+            halves = [connect(port, HALF) for _ in range(30)]
             await asyncio.gather(*(opened.enter_async_context(half) for half in halves))
-        async with connected(port, HEAD) as (reader, _):
+        async with connect(port, HEAD) as (reader, _):
             async with asyncio.timeout(2):
                 assert (await reader.readline()).startswith(OK)
         assert len(state.connections) <= 20
@@ -175,8 +175,8 @@ async def test_half_sent_heads_keep_no_other_client_out(monkeypatch: pytest.Monk
 
 async def test_a_head_that_is_too_long_is_refused() -> None:
     long = b"GET / HTTP/1.1\r\nHost: here\r\nX: " + b"x" * (connections.HEAD_BYTES_MAX + 1)
-    async with serving() as (port, _), connected(port, long) as (reader, _):
-        assert (await rest_of(reader)).startswith(b"HTTP/1.1 400")
+    async with serve() as (port, _), connect(port, long) as (reader, _):
+        assert (await read_rest(reader)).startswith(b"HTTP/1.1 400")
 
 
 # Bodies, by the layer that reads them.
@@ -202,12 +202,12 @@ class Reader:
         await send({"type": "http.response.body", "body": b"%d" % len(body)})
 
 
-def scope_of(path: str = "/x", **headers: str) -> Scope:
+def make_scope(path: str = "/x", **headers: str) -> Scope:
     found = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http", "method": "POST", "path": path, "headers": found, "query_string": b""}
 
 
-async def status_of(reader: Reader, scope: Scope, parts: list[bytes], pause: float = 0) -> int:
+async def get_status(reader: Reader, scope: Scope, parts: list[bytes], pause: float = 0) -> int:
     """Send a body in parts; return the status, or that of the error that the application sees."""
     statuses: list[int] = []
     left = list(parts)
@@ -233,21 +233,21 @@ async def status_of(reader: Reader, scope: Scope, parts: list[bytes], pause: flo
 async def test_a_login_is_cut_off_while_it_is_read(path: str) -> None:
     reader = Reader()
     fits = [bytes(1024)] * 4
-    assert await status_of(reader, scope_of(path), fits) == 200
-    assert await status_of(reader, scope_of(path), [bytes(1024)] * 4096) == 413
+    assert await get_status(reader, make_scope(path), fits) == 200
+    assert await get_status(reader, make_scope(path), [bytes(1024)] * 4096) == 413
     assert reader.most_bytes <= security.LOGIN_BYTES_MAX
-    assert await status_of(reader, scope_of(path, content_length="4097"), []) == 413
+    assert await get_status(reader, make_scope(path, content_length="4097"), []) == 413
     assert reader.load == Load()
 
 
 async def test_a_body_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "BODY_SECONDS_MAX", 0.2)
     reader = Reader()
-    assert await status_of(reader, scope_of(), [bytes(500), bytes(500)]) == 200
-    assert await status_of(reader, scope_of(), [bytes(500), bytes(501)]) == 413
+    assert await get_status(reader, make_scope(), [bytes(500), bytes(500)]) == 200
+    assert await get_status(reader, make_scope(), [bytes(500), bytes(501)]) == 413
     for length in ("1001", "-1", "x", "9" * 5000, "²"):
-        assert await status_of(reader, scope_of(content_length=length), [b""]) == 413
-    assert await status_of(reader, scope_of(), [b"x"] * 50, pause=0.05) == 408
+        assert await get_status(reader, make_scope(content_length=length), [b""]) == 413
+    assert await get_status(reader, make_scope(), [b"x"] * 50, pause=0.05) == 408
     assert reader.load == Load()
 
 
@@ -258,8 +258,8 @@ async def test_running_requests_are_bounded_separately_from_logins(
     monkeypatch.setattr(security, "LOGINS_MAX", 2)
     reader = Reader()
     statuses = await asyncio.gather(
-        *(status_of(reader, scope_of("/login"), [b"x"], pause=0.1) for _ in range(5)),
-        *(status_of(reader, scope_of("/x"), [b"x"], pause=0.1) for _ in range(5)),
+        *(get_status(reader, make_scope("/login"), [b"x"], pause=0.1) for _ in range(5)),
+        *(get_status(reader, make_scope("/x"), [b"x"], pause=0.1) for _ in range(5)),
     )
     assert sorted(statuses[:5]) == [200, 200, 503, 503, 503]
     assert sorted(statuses[5:]) == [200, 200, 200, 503, 503]
@@ -270,9 +270,9 @@ async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(security, "BODIES_BYTES_MAX", 1500)
     reader = Reader()
     statuses = await asyncio.gather(
-        *(status_of(reader, scope_of(), [bytes(400), bytes(400)], pause=0.05) for _ in range(3))
+        *(get_status(reader, make_scope(), [bytes(400), bytes(400)], pause=0.05) for _ in range(3))
     )
     # The bytes of one that was refused are free again.
     assert set(statuses) == {200, 503}
-    assert await status_of(reader, scope_of(), [bytes(800)]) == 200
+    assert await get_status(reader, make_scope(), [bytes(800)]) == 200
     assert reader.load == Load()

@@ -17,7 +17,7 @@ from everlong.compaction import (
 )
 from everlong.models import Fact, Kind, Message, ToolCall
 from everlong.policy import Policy
-from tests.support.conversations import Thread, assert_paired, conversations, shown
+from tests.support.conversations import Thread, build_shown_context, check_pairs, conversations
 
 NOT_RUN = "[not run: the turn was broken off]"
 
@@ -27,7 +27,7 @@ def test_a_young_thread_is_shown_unchanged() -> None:
     thread.user("hello")
     thread.step("ls", "a\nb", text="Looking.")
     thread.says("Two files.")
-    assert shown(None, thread.items) == [item.message for item in thread.items]
+    assert build_shown_context(None, thread.items) == [item.message for item in thread.items]
 
 
 def test_facts_come_first_and_alone_if_nothing_was_compacted() -> None:
@@ -35,7 +35,7 @@ def test_facts_come_first_and_alone_if_nothing_was_compacted() -> None:
     thread.user("hello")
     fact = Fact(key="name", text="Ada", time_ms=0)
     thread.note(Kind.MEMORY, **compaction.dump_change(compaction.remember((), fact, Policy(), 0)))
-    first, second = shown(None, thread.items)
+    first, second = build_shown_context(None, thread.items)
     assert first == Message(role="summary", text="Facts:\n- name: Ada\n")
     assert second.role == "user"
 
@@ -45,7 +45,7 @@ def test_a_long_result_is_shown_as_head_mark_and_tail_at_lines() -> None:
     thread.user("hello")
     lines = [f"line {n}" for n in range(1000)]
     seq = thread.step("cat x", "\n".join(lines))
-    [*_, result] = shown(None, thread.items, result_bytes_max=500)
+    [*_, result] = build_shown_context(None, thread.items, result_bytes_max=500)
     assert len(result.text.encode()) <= 500
     head, mark, tail = result.text.partition(f" bytes left out; recall(seq={seq}) shows them ...]")
     assert mark
@@ -62,7 +62,7 @@ def test_a_shortened_result_is_shortened_further_with_one_mark() -> None:
     thread.user("hello")
     text = shorten("é" * 10_000, 4000, seq=3)
     thread.step("cat x", text)
-    [*_, result] = shown(None, thread.items, result_bytes_max=1000)
+    [*_, result] = build_shown_context(None, thread.items, result_bytes_max=1000)
     assert result.text.count("recall(seq=3)") == 1
     assert len(result.text.encode()) <= 1000
     kept = result.text.count("é")
@@ -83,7 +83,7 @@ def test_a_call_without_a_result_is_marked_as_not_run() -> None:
     seq = thread.calls(("bash", {}), ("grep", {}))
     thread.result(f"{seq}-1", "found", tool="grep")
     thread.user("go on")
-    _, _, first, second, last = shown(None, thread.items)
+    _, _, first, second, last = build_shown_context(None, thread.items)
     assert (first.call_id, first.text, first.tool) == (f"{seq}-0", NOT_RUN, "bash")
     assert (second.call_id, second.text) == (f"{seq}-1", "found")
     assert last.role == "user"
@@ -96,7 +96,7 @@ def test_results_follow_their_calls_in_call_order() -> None:
     thread.user("stop")
     thread.result(f"{seq}-0", "first")
     thread.result("nobody", "an orphan")
-    assert [message.text for message in shown(None, thread.items)] == [
+    assert [message.text for message in build_shown_context(None, thread.items)] == [
         "",
         "first",
         "second",
@@ -109,15 +109,20 @@ def test_reused_call_ids_keep_results_with_their_calls() -> None:
     for text in ("one", "two"):
         thread.add(Kind.REPLY, tool_calls=(dataclasses.replace(_call(), id="x"),))
         thread.result("x", text)
-    assert [message.text for message in shown(None, thread.items)] == ["", "one", "", "two"]
+    assert [message.text for message in build_shown_context(None, thread.items)] == [
+        "",
+        "one",
+        "",
+        "two",
+    ]
 
 
 @pytest.mark.guarantee(60)
 @settings(max_examples=60)
 @given(conversations(), st.integers(0, 20))
 def test_calls_and_results_pair_in_any_cut_of_any_journal(items: list[Item], cut: int) -> None:
-    messages = shown(None, items[:cut])
-    assert_paired(messages)
+    messages = build_shown_context(None, items[:cut])
+    check_pairs(messages)
     users = [item for item in items[:cut] if item.entry.kind == Kind.MESSAGE]
     if users:
         newest = users[-1].message
@@ -130,7 +135,7 @@ def test_entries_that_are_no_messages_are_omitted() -> None:
     thread.note(Kind.DECIDED, id="1-0", approve=True, by="Dana")
     thread.note(Kind.LIMIT, limit="steps_max", value=1, bound=1, action="pause")
     thread.note(Kind.CONTROL, action="pause")
-    assert shown(None, thread.items) == []
+    assert build_shown_context(None, thread.items) == []
 
 
 def test_an_expired_result_becomes_a_line_that_names_its_entry() -> None:
@@ -139,8 +144,8 @@ def test_an_expired_result_becomes_a_line_that_names_its_entry() -> None:
     seq = thread.step("ls", "many files")
     policy = Policy(tool_result_ttl_seconds=10)
     until_ms = 1000 * seq + 10_000
-    assert shown(None, thread.items, policy, until_ms - 1)[-1].text == "many files"
-    [_, reply, result] = shown(None, thread.items, policy, until_ms)
+    assert build_shown_context(None, thread.items, policy, until_ms - 1)[-1].text == "many files"
+    [_, reply, result] = build_shown_context(None, thread.items, policy, until_ms)
     assert result.text == f"[expired; recall(seq={seq}) shows it]"
     assert reply.tool_calls
 
@@ -153,14 +158,15 @@ def test_an_expired_step_is_one_line_and_an_expired_failure_is_none() -> None:
     policy = Policy(
         tool_result_ttl_seconds=1, reply_ttl_seconds=1, failure_ttl_seconds=1, message_ttl_seconds=1
     )
-    messages = shown(None, thread.items, policy, 1_000_000)
+    messages = build_shown_context(None, thread.items, policy, 1_000_000)
     assert [(message.role, message.text) for message in messages] == [
         ("user", "hello"),
         ("assistant", "[expired; recall(seq=2) shows it]"),
     ]
     thread.user("again")
     assert (
-        shown(None, thread.items, policy, 1_000_000)[0].text == "[expired; recall(seq=1) shows it]"
+        build_shown_context(None, thread.items, policy, 1_000_000)[0].text
+        == "[expired; recall(seq=1) shows it]"
     )
 
 
@@ -168,12 +174,12 @@ def test_a_reply_expires_alone_while_one_of_its_results_has_not() -> None:
     thread = Thread()
     thread.calls(("bash", {"command": "ls"}), text="Looking.")
     thread.result("1-0", "many files")
-    messages = shown(None, thread.items, Policy(reply_ttl_seconds=1), 1_000_000)
+    messages = build_shown_context(None, thread.items, Policy(reply_ttl_seconds=1), 1_000_000)
     assert [message.text for message in messages] == [
         "[expired; recall(seq=1) shows it]",
         "many files",
     ]
-    assert_paired(messages)
+    check_pairs(messages)
 
 
 def test_the_next_expiry_is_the_earliest_of_the_shown_entries() -> None:
@@ -204,7 +210,9 @@ def test_a_context_changes_at_the_next_expiry_and_not_before(
         rest = items if base is None else []
         until_ms = find_next_expiry_ms(base, rest, policy, now_ms)
         end_ms = 10_000_000 if until_ms is None else until_ms - 1
-        assert shown(base, rest, policy, now_ms) == shown(base, rest, policy, end_ms)
+        assert build_shown_context(base, rest, policy, now_ms) == build_shown_context(
+            base, rest, policy, end_ms
+        )
 
 
 def test_sizes_count_texts_names_ids_and_arguments() -> None:

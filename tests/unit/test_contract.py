@@ -87,7 +87,7 @@ def names() -> list[str]:
     return [name for name in dir(BlobStoreContract) if name.startswith("test_")]
 
 
-def broken_by(factory: Callable[[], BlobStore]) -> set[str]:
+def find_failures(factory: Callable[[], BlobStore]) -> set[str]:
     """Names of the tests that a store does not pass."""
 
     class Suite(BlobStoreContract):
@@ -121,7 +121,7 @@ def broken_by(factory: Callable[[], BlobStore]) -> set[str]:
 def test_a_store_that_breaks_the_contract_is_detected(
     store: Callable[[], BlobStore], test: str
 ) -> None:
-    assert test in broken_by(store)
+    assert test in find_failures(store)
 
 
 def test_a_subclass_has_to_make_a_store() -> None:

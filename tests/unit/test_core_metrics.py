@@ -20,7 +20,7 @@ from everlong.telemetry.core import CoreMetrics
 POINT = NumberDataPoint | HistogramDataPoint
 
 
-class Seen:
+class ObservedMetrics:
     """A runtime, and what its metrics have come to."""
 
     def __init__(self, updates_max: int) -> None:
@@ -47,8 +47,8 @@ class Seen:
 
 
 @contextmanager
-def seen(updates_max: int = 10_000) -> Iterator[Seen]:
-    metrics = Seen(updates_max)
+def open_metrics(updates_max: int = 10_000) -> Iterator[ObservedMetrics]:
+    metrics = ObservedMetrics(updates_max)
     try:
         yield metrics
     finally:
@@ -57,7 +57,7 @@ def seen(updates_max: int = 10_000) -> Iterator[Seen]:
 
 
 def test_counters_add_up_gauges_are_the_last_and_durations_are_seconds() -> None:
-    with seen() as metrics:
+    with open_metrics() as metrics:
         counter = metrics.meter.create_counter("requests")
         gauge = metrics.meter.create_gauge("slots")
         latency = metrics.meter.create_histogram_timedelta("latency", unit="s")
@@ -85,7 +85,7 @@ def test_counters_add_up_gauges_are_the_last_and_durations_are_seconds() -> None
 
 def test_new_values_appear_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "DRAIN_SECONDS", 0.01)
-    with seen() as metrics:
+    with open_metrics() as metrics:
         metrics.meter.create_counter("requests").add(1)
         for _ in range(500):
             if "requests" in metrics.points():
@@ -97,7 +97,7 @@ def test_new_values_appear_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_full_buffer_is_logged_once(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.WARNING), seen(updates_max=20) as metrics:
+    with caplog.at_level(logging.WARNING), open_metrics(updates_max=20) as metrics:
         counter = metrics.meter.create_counter("requests")
         for _ in range(10):
             counter.add(1)
@@ -125,7 +125,7 @@ def test_a_full_buffer_is_logged_once(
 
 
 def test_a_refused_metric_name_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), seen() as metrics:
+    with caplog.at_level(logging.WARNING), open_metrics() as metrics:
         metrics.meter.create_counter("größe").add(1)
         metrics.meter.create_counter("requests").add(1)
         metrics.core.drain()
@@ -134,7 +134,7 @@ def test_a_refused_metric_name_does_not_stop_the_others(caplog: pytest.LogCaptur
 
 
 def test_histograms_of_other_units_have_the_usual_buckets() -> None:
-    with seen() as metrics:
+    with open_metrics() as metrics:
         metrics.meter.create_histogram("sizes", unit="By").record(700)
         metrics.core.drain()
         data = metrics.reader.get_metrics_data()

@@ -32,10 +32,10 @@ from tests.support.sample_payloads import (
     KEY_1,
     KEY_2,
     bits,
-    flipped,
+    flip_bit,
     noise,
     payload,
-    stored,
+    read_objects,
     text,
     workflow,
 )
@@ -55,7 +55,7 @@ async def chain(store: MemoryBlobStore, keys: Keys, workflow_id: str = "ops-7") 
         body += noise(size, seed)
     [ref] = await codec.encode([payload(body, extra=SECRET)])
     found = parse_ref(ref)
-    assert found.packs == len(await stored(store)) == 3
+    assert found.packs == len(await read_objects(store)) == 3
     return [ref, payload(body, extra=SECRET)]
 
 
@@ -81,7 +81,7 @@ async def test_a_flipped_bit_anywhere_in_a_ref_is_found_or_does_no_harm(keys: Ke
     found: dict[str, int] = {}
     for bit in bits(ref.SerializeToString(), 100_000):
         with contextlib.suppress(DecodeError):  # Nobody gets as far as our codec with that.
-            damaged = Payload.FromString(flipped(ref.SerializeToString(), bit))
+            damaged = Payload.FromString(flip_bit(ref.SerializeToString(), bit))
             codec = EverlongCodec(store, keys=keys)
             each = await outcome(codec, damaged, original)
             found[each] = found.get(each, 0) + 1
@@ -105,7 +105,7 @@ async def test_a_flipped_bit_in_the_data_of_a_ref_is_found_by_a_codec_that_wrote
     original = payload(noise(9000))
     [ref] = await codec.encode([original])
     for bit in range(8 * len(ref.data)):
-        damaged = Payload(metadata=ref.metadata, data=flipped(ref.data, bit))
+        damaged = Payload(metadata=ref.metadata, data=flip_bit(ref.data, bit))
         each = await outcome(codec, damaged, original)
         assert not keys or each != "harmless"
 
@@ -121,7 +121,7 @@ async def test_a_flipped_bit_anywhere_in_an_inline_payload_is_found(keys: Keys) 
     harmless = 0
     for bit in bits(serialized, 100_000):
         with contextlib.suppress(DecodeError):
-            damaged = Payload.FromString(flipped(serialized, bit))
+            damaged = Payload.FromString(flip_bit(serialized, bit))
             harmless += await outcome(codec, damaged, original) == "harmless"
     # A few bits of a zstd frame have no meaning.
     assert harmless <= (0 if keys else 8 * len(serialized) // 200)
@@ -132,9 +132,9 @@ async def test_a_flipped_bit_anywhere_in_an_inline_payload_is_found(keys: Keys) 
 async def test_a_flipped_bit_anywhere_in_the_store_is_found_or_does_no_harm(keys: Keys) -> None:
     store = MemoryBlobStore()
     ref, original = await chain(store, keys)
-    for key, data in (await stored(store)).items():
+    for key, data in (await read_objects(store)).items():
         for bit in {*range(8 * 160), *bits(data, 150)}:
-            await store.put(key, flipped(data, bit))
+            await store.put(key, flip_bit(data, bit))
             each = await outcome(EverlongCodec(store, keys=keys), ref, original)
             assert each in {"BlobCorrupt", "UnknownVersion", "KeyMissing", "RefRefused"}
         await store.put(key, data)
@@ -147,7 +147,7 @@ async def test_truncated_data_is_found(keys: Keys) -> None:
     store = MemoryBlobStore()
     ref, original = await chain(store, keys)
     codec = EverlongCodec(store, keys=keys)
-    for key, data in (await stored(store)).items():
+    for key, data in (await read_objects(store)).items():
         for length in {*range(300), len(data) - 1}:
             await store.put(key, data[:length])
             assert await outcome(codec, ref, original) in {
@@ -168,8 +168,8 @@ async def test_swapped_packs_are_found(keys: Keys) -> None:
     store, other = MemoryBlobStore(), MemoryBlobStore()
     ref, original = await chain(store, keys)
     await chain(other, keys, "ops-8")
-    good = await stored(store)
-    foreign = list((await stored(other)).values())
+    good = await read_objects(store)
+    foreign = list((await read_objects(other)).values())
     codec = EverlongCodec(store, keys=keys)
     for key, data in good.items():
         for wrong in (*good.values(), *foreign):
@@ -186,7 +186,7 @@ async def test_a_ref_to_another_thread_is_refused_with_keys() -> None:
     keys = {"k1": KEY_1}
     ref, _ = await chain(store, keys)
     there = thread_key("default", "ops-8")
-    for key, data in (await stored(store)).items():
+    for key, data in (await read_objects(store)).items():
         await store.put(key.replace(THREAD, there), data)
     damaged = Payload(
         metadata=ref.metadata,
@@ -204,8 +204,8 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes] | None, type[EverlongError], st
     "missing": (None, BlobMissing, "estore"),
     "empty": (lambda _: b"", BlobCorrupt, "Restore it"),
     "zeros": (lambda data: bytes(len(data)), BlobCorrupt, "Restore it"),
-    "head": (lambda data: flipped(data, 8 * 40), BlobCorrupt, "Restore it"),
-    "frame": (lambda data: flipped(data, 8 * len(data) - 1), BlobCorrupt, "Restore it"),
+    "head": (lambda data: flip_bit(data, 8 * 40), BlobCorrupt, "Restore it"),
+    "frame": (lambda data: flip_bit(data, 8 * len(data) - 1), BlobCorrupt, "Restore it"),
     "version": (lambda data: data[:4] + b"\x09" + data[5:], UnknownVersion, "Upgrade Everlong"),
 }
 
@@ -223,7 +223,7 @@ async def test_a_fault_is_named_and_heals_once_the_bytes_are_restored(
     ref, original = await chain(written, keys)
     found = parse_ref(ref)
     top = pack_key(found.thread, found.pack)
-    objects = await stored(written)
+    objects = await read_objects(written)
     pack = Pack(objects[top], found.pack, THREAD, None if keys is None else keys_module.Keys(keys))
     key = top if which == "top" else pack_key(found.thread, pack.sources[0])
     store = open_store((tmp_path / "blobs").as_uri())
@@ -305,8 +305,8 @@ async def test_a_sealed_ref_to_a_pack_replaced_by_a_plain_one_is_refused() -> No
     store, plain = MemoryBlobStore(), MemoryBlobStore()
     ref, original = await chain(store, {"k1": KEY_1})
     await chain(plain, None)
-    for key, data in (await stored(store)).items():
-        for other in (await stored(plain)).values():
+    for key, data in (await read_objects(store)).items():
+        for other in (await read_objects(plain)).values():
             await store.put(key, other)
             with pytest.raises(RefRefused, match=key):
                 await EverlongCodec(store, keys={"k1": KEY_1}).decode([ref])

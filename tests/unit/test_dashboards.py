@@ -53,13 +53,13 @@ def queries() -> list[str]:
     return [*panel_queries(), *asked, *(rule["expr"] for rule in rules())]
 
 
-def names_in(query: str) -> set[str]:
+def list_names(query: str) -> set[str]:
     """The metrics of a query: what is left without selectors and lists of labels."""
     bare = re.sub(r"\{[^}]*\}|\b(?:by|on)\s*\([^)]*\)", "", query)
     return set(re.findall(r"\b(?:everlong|gen_ai|temporal)_\w+|\bup\b", bare))
 
 
-def labels_in(query: str) -> set[str]:
+def list_labels(query: str) -> set[str]:
     listed = re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query)
     selected = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", query)
     asked = re.findall(r"label_values\(\w+, (\w+)\)", query)
@@ -92,19 +92,19 @@ def test_our_names_are_those_of_the_real_exporter(metric: Metric) -> None:
 def test_every_query_names_existing_metrics_and_labels() -> None:
     known = series_labels() | {"up": set()}
     for query in queries():
-        names = names_in(query)
+        names = list_names(query)
         assert names, query
         assert names <= known.keys(), names - known.keys()
         labels = SCRAPED.union(*(known[name] for name in names))
-        assert labels_in(query) <= labels, query
+        assert list_labels(query) <= labels, query
 
 
 def test_every_metric_of_core_that_is_listed_is_used() -> None:
-    assert CORE.keys() <= set().union(*map(names_in, queries()))
+    assert CORE.keys() <= set().union(*map(list_names, queries()))
 
 
 def test_every_metric_has_a_panel_or_a_reason_why_not() -> None:
-    shown = set().union(*map(names_in, panel_queries()))
+    shown = set().union(*map(list_names, panel_queries()))
     without = {metric.name for metric in METRICS if not series_names(metric) & shown}
     assert without == NOT_SHOWN.keys()
 

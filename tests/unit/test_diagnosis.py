@@ -66,18 +66,23 @@ def test_a_fault_is_explained_with_the_worker_and_the_remedy(
     assert found.text.startswith(text)
 
 
-def lacks(worker: str, agents: list[str]) -> Fault:
+def make_missing_agent_fault(worker: str, agents: list[str]) -> Fault:
     return Fault(worker, (HELD,), f"a worker runs no agent 'opps', only {agents}. Start one")
 
 
 def test_an_agent_of_another_worker_is_not_called_missing() -> None:
-    faults = [lacks("b", ["ops"]), lacks("a", ["deploy", "ops"])]
+    faults = [
+        make_missing_agent_fault("b", ["ops"]),
+        make_missing_agent_fault("a", ["deploy", "ops"]),
+    ]
     found = explain_agent("q", faults, {"a", "b"})
     assert found.text.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
     found = explain_agent("q", faults[:1], {"a", "b"})
     assert found.text.startswith("worker b has no agent 'opps'; it has: ops. Start")
     assert found.text.endswith("or wait for another")
-    assert "workers have: none" in explain_agent("q", [lacks("a", [])], ["a"]).text
+    assert (
+        "workers have: none" in explain_agent("q", [make_missing_agent_fault("a", [])], ["a"]).text
+    )
 
 
 async def test_a_diagnosis_replaces_general_advice() -> None:

@@ -64,7 +64,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which the wheel, built from exactly what is copied, has been installed."""
     pytest.importorskip("pip", reason="uv makes environments without pip, unless it gets --seed")
     work = tmp_path_factory.mktemp("image")
@@ -132,15 +132,15 @@ def test_pip_never_resolves_everlong_in_the_image() -> None:
     assert not any(re.match(r"everlong(\[|$|==)", word) for words in pip for word in words)
 
 
-def test_the_wheel_reports_its_version(installed: Path) -> None:
+def test_the_wheel_reports_its_version(installed_wheel: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    where = run("-c", "import everlong; print(everlong.__file__)", PYTHONPATH=str(installed))
-    assert Path(where.strip()).is_relative_to(installed)
-    printed = run("-m", "everlong", "--version", PYTHONPATH=str(installed))
+    where = run("-c", "import everlong; print(everlong.__file__)", PYTHONPATH=str(installed_wheel))
+    assert Path(where.strip()).is_relative_to(installed_wheel)
+    printed = run("-m", "everlong", "--version", PYTHONPATH=str(installed_wheel))
     assert project["version"] in printed
 
 
-def test_the_wheel_holds_only_the_package(installed: Path) -> None:
-    names = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
+def test_the_wheel_holds_only_the_package(installed_wheel: Path) -> None:
+    names = {path.name for path in installed_wheel.iterdir() if path.suffix != ".dist-info"}
     assert names - {"bin"} == {"everlong"}
-    assert (installed / "everlong" / "py.typed").exists()
+    assert (installed_wheel / "everlong" / "py.typed").exists()

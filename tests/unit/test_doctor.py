@@ -59,11 +59,11 @@ def read(checked: CheckResult | None = WELL, error: str = "", worker: str = "w")
     return Read(Answer(worker, checked, error, started_ms=4990, ended_ms=5010), "theirs")
 
 
-def changed(**changes: object) -> Read:
+def vary(**changes: object) -> Read:
     return read(dataclasses.replace(WELL, **changes))  # type: ignore[arg-type]
 
 
-class Denying(MemoryBlobStore):
+class DenyingStore(MemoryBlobStore):
     """Refuses what it is told to, or gives other bytes."""
 
     def __init__(self, *denied: str) -> None:
@@ -110,7 +110,7 @@ class Denying(MemoryBlobStore):
     ],
 )
 async def test_refusals_of_a_store_are_reported(denied: str, status: str, text: str) -> None:
-    store = Denying(denied)
+    store = DenyingStore(denied)
     found = await check_store(open_packs(store).store)
     assert (found.check, found.status) == ("store", status)
     assert text in found.text
@@ -123,14 +123,14 @@ async def test_the_check_of_a_hanging_store_times_out_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("everlong.doctor.probes.SECONDS_MAX", 0.01)
-    found = await check_store(store := Denying("slow"))
+    found = await check_store(store := DenyingStore("slow"))
     assert found.status == "failed"
     assert "did not answer in time" in found.text
     assert store._objects == {}
 
 
 async def test_a_cancelled_check_leaves_nothing() -> None:
-    store = Denying("slow")
+    store = DenyingStore("slow")
     task = asyncio.create_task(check_store(store))
     while not store._objects:
         await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def test_a_cancelled_check_leaves_nothing() -> None:
 
 async def test_a_slow_store_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STORE_TRY_SECONDS", 0.01)
-    assert (await check_store(Denying("slow"))).status == "warning"
+    assert (await check_store(DenyingStore("slow"))).status == "warning"
 
 
 @pytest.mark.parametrize(
@@ -163,20 +163,20 @@ def test_a_clock_is_reported_only_if_it_is_wrong_for_sure(
 
 PROBLEMS = [
     (
-        changed(payload=ProbeResult(error="no key. Add it.")),
+        vary(payload=ProbeResult(error="no key. Add it.")),
         "failed",
         "(it says: no key)",
         "EVERLONG_KEYS",
     ),
-    (changed(answer=ProbeResult(digest="others")), "failed", "cannot be read here", "EVERLONG_KEYS"),
-    (changed(answer=ProbeResult(error="denied")), "failed", "cannot write to the store", "credentials"),
-    (changed(store="s3://b", probe=ProbeResult(error="x")), "failed", "another store, s3://b", "_STORE"),
-    (changed(probe=ProbeResult(error="not there")), "failed", "(not there)", "same place"),
-    (changed(everlong="0.9"), "warning", "everlong is 1.0 here", "one version"),
-    (changed(sdk="1.40.0", sdk_tested=False), "warning", "with temporalio 1.40.0", ">=1.33,<1.36"),
-    (changed(attributes=False), "warning", "no search attributes", "checks again within a minute"),
-    (changed(time_ms=3000), "warning", "1.990 s behind", "NTP"),
-    (changed(time_ms=7000), "warning", "1.990 s ahead of", "NTP"),
+    (vary(answer=ProbeResult(digest="others")), "failed", "cannot be read here", "EVERLONG_KEYS"),
+    (vary(answer=ProbeResult(error="denied")), "failed", "cannot write to the store", "credentials"),
+    (vary(store="s3://b", probe=ProbeResult(error="x")), "failed", "another store, s3://b", "_STORE"),
+    (vary(probe=ProbeResult(error="not there")), "failed", "(not there)", "same place"),
+    (vary(everlong="0.9"), "warning", "everlong is 1.0 here", "one version"),
+    (vary(sdk="1.40.0", sdk_tested=False), "warning", "with temporalio 1.40.0", ">=1.33,<1.36"),
+    (vary(attributes=False), "warning", "no search attributes", "checks again within a minute"),
+    (vary(time_ms=3000), "warning", "1.990 s behind", "NTP"),
+    (vary(time_ms=7000), "warning", "1.990 s ahead of", "NTP"),
     (read(None, "everlong.check is not registered"), "failed", "does not know", "this version"),
     (read(None, "it broke"), "failed", "it broke", "log"),
 ]  # fmt: skip

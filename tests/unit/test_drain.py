@@ -45,7 +45,7 @@ INFO = cast("Any", SimpleNamespace(workflow_id="w", run_id="r"))
 LARGE = payload(b"".join(bytes([at % 251, at // 251]) for at in range(30_000)))
 
 
-class Held:
+class HeldRun:
     """A run that is known to hold refs, or known not to."""
 
     def __init__(self, *, holds: bool) -> None:
@@ -66,7 +66,7 @@ class Held:
 
 
 @contextmanager
-def completing(budget: CompletionBudget) -> Iterator[None]:
+def start_completion(budget: CompletionBudget) -> Iterator[None]:
     token = BUDGET.set(budget)
     try:
         yield
@@ -74,7 +74,7 @@ def completing(budget: CompletionBudget) -> Iterator[None]:
         BUDGET.reset(token)
 
 
-def reading(**options: Any) -> EverlongCodec:
+def make_read_codec(**options: Any) -> EverlongCodec:
     return EverlongCodec(MemoryBlobStore(), read_only=True, **options)
 
 
@@ -87,10 +87,10 @@ async def large_ref() -> tuple[EverlongCodec, Payload]:
 
 
 async def test_only_a_draining_run_offloads_in_read() -> None:
-    codec = reading().with_context(WORKFLOW)
+    codec = make_read_codec().with_context(WORKFLOW)
     for holds in (True, False):
-        drain = Held(holds=holds)
-        with completing(CompletionBudget(drain=drain)):
+        drain = HeldRun(holds=holds)
+        with start_completion(CompletionBudget(drain=drain)):
             encoded = await codec.encode([LARGE])
         assert is_ref(encoded[0]) is holds is drain.noted
     assert await codec.encode([LARGE]) == [LARGE]
@@ -98,21 +98,21 @@ async def test_only_a_draining_run_offloads_in_read() -> None:
 
 @pytest.mark.guarantee(33)
 async def test_only_a_draining_run_seals() -> None:
-    codec = reading(keys={"first": KEY_1}).with_context(WORKFLOW)
+    codec = make_read_codec(keys={"first": KEY_1}).with_context(WORKFLOW)
     small = payload(b"secret")
-    with completing(CompletionBudget(drain=Held(holds=True))):
+    with start_completion(CompletionBudget(drain=HeldRun(holds=True))):
         sealed = await codec.encode([small, LARGE])
     assert not any(b"secret" in each.SerializeToString() for each in sealed)
     assert is_ref(sealed[1])
-    with completing(CompletionBudget(drain=Held(holds=False))):
+    with start_completion(CompletionBudget(drain=HeldRun(holds=False))):
         assert await codec.encode([small]) == [small]
 
 
 async def test_outbound_values_of_a_draining_run_are_plain_up_to_a_bound() -> None:
-    codec = reading().with_context(WORKFLOW)
-    budget = CompletionBudget(drain=Held(holds=True))
+    codec = make_read_codec().with_context(WORKFLOW)
+    budget = CompletionBudget(drain=HeldRun(holds=True))
     budget.plain_bytes_max = limits.DRAIN_HANDOVER_BYTES_MAX
-    with completing(budget):
+    with start_completion(budget):
         assert await codec.encode([LARGE]) == [LARGE]
         both = await codec.encode([LARGE, LARGE])
     # Together they are too large, and one of them would keep the next run draining anyway.
@@ -120,19 +120,19 @@ async def test_outbound_values_of_a_draining_run_are_plain_up_to_a_bound() -> No
 
 
 async def test_small_values_stay_plain_while_refs_are_only_suspected() -> None:
-    codec = reading().with_context(WORKFLOW)
-    drain = Held(holds=True)
+    codec = make_read_codec().with_context(WORKFLOW)
+    drain = HeldRun(holds=True)
     drain.holds_refs = False
-    with completing(CompletionBudget(drain=drain)):
+    with start_completion(CompletionBudget(drain=drain)):
         assert await codec.encode([LARGE]) == [LARGE]
         assert all(map(is_ref, await codec.encode([LARGE, LARGE])))
 
 
 async def test_the_result_of_a_child_of_a_draining_run_is_offloaded() -> None:
-    codec = reading().with_context(WORKFLOW)
-    budget = CompletionBudget(drain=Held(holds=False))
+    codec = make_read_codec().with_context(WORKFLOW)
+    budget = CompletionBudget(drain=HeldRun(holds=False))
     budget.returns_to_drain = True
-    with completing(budget):
+    with start_completion(budget):
         assert is_ref((await codec.encode([LARGE]))[0])
 
 
@@ -190,7 +190,7 @@ def run_drain(server: Server) -> tuple[RunDrain, RunHistory]:
     return drain, history
 
 
-def scheduled(*inputs: Payload) -> HistoryEvent:
+def make_scheduled_event(*inputs: Payload) -> HistoryEvent:
     event = HistoryEvent()
     event.activity_task_scheduled_event_attributes.input.payloads.extend(inputs)
     return event
@@ -198,8 +198,8 @@ def scheduled(*inputs: Payload) -> HistoryEvent:
 
 async def test_a_ref_is_found_in_a_recorded_input_and_not_in_a_text_that_names_it() -> None:
     _, ref = await large_ref()
-    assert holds_ref(scheduled(LARGE, ref))
-    assert not holds_ref(scheduled(payload(b"binary/everlong-ref")))
+    assert holds_ref(make_scheduled_event(LARGE, ref))
+    assert not holds_ref(make_scheduled_event(payload(b"binary/everlong-ref")))
 
 
 async def test_a_new_run_drains_once_a_ref_was_read_or_written() -> None:
@@ -221,14 +221,17 @@ async def test_the_history_decides_if_a_replayed_run_drains() -> None:
         drain.begin(replaying=True)
         assert drain.is_draining
         assert not drain.holds_refs
-        history.add(scheduled(*inputs))
+        history.add(make_scheduled_event(*inputs))
         history.finish(complete=True)
         assert await drain.decide() is drains
 
 
 async def test_a_history_is_read_before_a_write_even_without_a_prefetch() -> None:
     _, ref = await large_ref()
-    for events, drains in (((scheduled(ref),), True), ((scheduled(LARGE),), False)):
+    for events, drains in (
+        ((make_scheduled_event(ref),), True),
+        ((make_scheduled_event(LARGE),), False),
+    ):
         server = Server(*events)
         drain, history = run_drain(server)
         history.finish(complete=False)
@@ -281,7 +284,7 @@ def test_values_for_other_runs_stay_plain_up_to_their_bound(
     assert get_plain_bytes_max(info, ends=ends, rolls=rolls, has_parent=has_parent) == bound
 
 
-class Rolling:
+class RollingHistories:
     """Histories in which the run `first` has rolled to `second` since it was listed."""
 
     def __init__(self, held: Payload, other: Payload = LARGE) -> None:
@@ -293,7 +296,7 @@ class Rolling:
     async def read_events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
-        event = scheduled(self._held if run_id == "second" else self._other)
+        event = make_scheduled_event(self._held if run_id == "second" else self._other)
         rolled = HistoryEvent()
         if run_id == "first":
             attributes = rolled.workflow_execution_continued_as_new_event_attributes
@@ -306,13 +309,13 @@ class Rolling:
 
 async def test_the_count_follows_a_run_that_rolls() -> None:
     _, ref = await large_ref()
-    histories = cast("Histories", Rolling(ref))
+    histories = cast("Histories", RollingHistories(ref))
     reader = CodecUsageReader(histories)
     assert await reader.read_run(Run("first", "w", "w", is_open=True)) is CodecUsage.REFS
     assert await reader.read_run(Run("first", "w", "w", is_open=False)) is CodecUsage.NOTHING
 
 
-class Masked(PayloadCodec):
+class MaskingCodec(PayloadCodec):
     """An outer codec: flips all bits, so that no encoding can be seen."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -335,13 +338,13 @@ async def test_behind_an_outer_codec_only_a_replayed_run_with_refs_drains(
     held: bool | None,
 ) -> None:
     codec, ref = await large_ref()
-    outer = OuterCodec(codec, Masked())
+    outer = OuterCodec(codec, MaskingCodec())
     given = ref if held else LARGE
     history = RunHistory()
     inputs = [given] if held is None else await outer.outer.encode([given])
-    DrainReader(cast("Client", Server(scheduled(*inputs))), outer).watch(INFO, history)
+    DrainReader(cast("Client", Server(make_scheduled_event(*inputs))), outer).watch(INFO, history)
     assert history.drain is not None
-    history.add(scheduled(*inputs))
+    history.add(make_scheduled_event(*inputs))
     history.finish(complete=True)  # The prefetch cannot have seen it.
     await asyncio.to_thread(history.drain.begin, replaying=True)
     assert await history.drain.decide() is (held is not False)
@@ -350,15 +353,15 @@ async def test_behind_an_outer_codec_only_a_replayed_run_with_refs_drains(
 
 async def test_runs_are_counted_behind_an_outer_codec() -> None:
     codec, ref = await large_ref()
-    outer = OuterCodec(codec, Masked())
+    outer = OuterCodec(codec, MaskingCodec())
     run = Run("second", "w", "w", is_open=True)
     for given, holding in ((ref, CodecUsage.REFS), (LARGE, CodecUsage.NOTHING)):
         [masked] = await outer.outer.encode([given])
         [other] = await outer.outer.encode([LARGE])
-        reader = CodecUsageReader(cast("Histories", Rolling(masked, other)), outer)
+        reader = CodecUsageReader(cast("Histories", RollingHistories(masked, other)), outer)
         assert await reader.read_run(run) is holding
-    with pytest.raises(ConfigError, match="Masked does not decode a payload of workflow 'w'"):
-        await CodecUsageReader(cast("Histories", Rolling(LARGE)), outer).read_run(run)
+    with pytest.raises(ConfigError, match="MaskingCodec does not decode a payload of workflow 'w'"):
+        await CodecUsageReader(cast("Histories", RollingHistories(LARGE)), outer).read_run(run)
 
 
 async def test_the_command_needs_the_keys_only_behind_an_outer_codec(
@@ -366,7 +369,7 @@ async def test_the_command_needs_the_keys_only_behind_an_outer_codec(
 ) -> None:
     settings = load_settings(
         {
-            "EVERLONG_OUTER_CODEC": "tests.unit.test_drain:Masked",
+            "EVERLONG_OUTER_CODEC": "tests.unit.test_drain:MaskingCodec",
             "EVERLONG_KEYS": f"a:{base64.b64encode(KEY_1).decode()}",
         }
     )
@@ -390,11 +393,11 @@ async def test_a_large_value_that_stayed_inline_keeps_a_run_draining() -> None:
     [inline] = await writes.with_context(WORKFLOW).encode([payload(text)])
     [small] = await writes.with_context(WORKFLOW).encode([payload(text[:20_000])])
     assert inline.metadata["encoding"] == small.metadata["encoding"] == INLINE_ENCODING
-    assert holds_ref(scheduled(inline))
-    assert not holds_ref(scheduled(small))
+    assert holds_ref(make_scheduled_event(inline))
+    assert not holds_ref(make_scheduled_event(small))
 
     async def run(given: Payload) -> tuple[int, Payload]:
-        mine = reading().with_context(activity(activity_id="1"))
+        mine = make_read_codec().with_context(activity(activity_id="1"))
         with count_reads() as reads:
             await mine.decode([given])
         return reads.held, (await mine.encode([LARGE]))[0]
@@ -408,7 +411,7 @@ async def test_a_large_value_that_stayed_inline_keeps_a_run_draining() -> None:
 
 
 async def test_large_values_are_stored_without_an_activation_hook() -> None:
-    codec = reading().with_context(WORKFLOW)
+    codec = make_read_codec().with_context(WORKFLOW)
 
     async def task() -> None:
         UNWATCHED.set(lambda: True)
@@ -417,7 +420,7 @@ async def test_large_values_are_stored_without_an_activation_hook() -> None:
         # In an activity: its result, and what its client sends.
         ActivityResult.current()
         assert await codec.encode([LARGE, LARGE]) == [LARGE, LARGE]
-        mine = reading().with_context(activity(activity_id="1"))
+        mine = make_read_codec().with_context(activity(activity_id="1"))
         assert await mine.encode([LARGE, LARGE]) == [LARGE, LARGE]
 
     await asyncio.create_task(task())

@@ -14,7 +14,7 @@ from everlong.errors import BlobMissing
 from everlong.storage.memory import MemoryBlobStore
 from tests.support.fake_stores import CountingStore
 from tests.support.pack_model import Store, check
-from tests.support.sample_payloads import noise, payload, stored, text, workflow
+from tests.support.sample_payloads import noise, payload, read_objects, text, workflow
 
 
 def new_bytes(memory: ThreadMemory, store: Store, data: bytes) -> int:
@@ -120,7 +120,7 @@ async def test_an_overlong_completion_keeps_the_rest_inline(
     finally:
         BUDGET.reset(token)
     assert not any(map(is_ref, encoded[20:]))
-    assert len(await stored(store)) == 20
+    assert len(await read_objects(store)) == 20
     assert await EverlongCodec(store).decode(encoded) == items
 
 
@@ -130,7 +130,7 @@ async def test_a_lost_pack_is_not_referenced_again() -> None:
     codec = EverlongCodec(store).with_context(workflow())
     body = noise(100_000)
     [old] = await codec.encode([payload(body)])
-    [key] = await stored(store)
+    [key] = await read_objects(store)
     await codec.encode([payload(body + noise(9000, 1))])
     await store.delete([key])
     reader = EverlongCodec(store).with_context(workflow())

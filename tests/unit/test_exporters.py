@@ -16,15 +16,15 @@ from everlong.connection import open_configured_providers
 from everlong.errors import ConfigError
 from everlong.telemetry import exporters
 from everlong.telemetry.exporters import ExportSettings, Providers, open_providers
-from tests.support.otlp_receiver import Received, grpc_receiver, http_receiver
+from tests.support.otlp_receiver import ReceivedTelemetry, grpc_receiver, http_receiver
 
-RECEIVERS: dict[str, Callable[[], AbstractContextManager[Received]]] = {
+RECEIVERS: dict[str, Callable[[], AbstractContextManager[ReceivedTelemetry]]] = {
     "http/protobuf": http_receiver,
     "grpc": grpc_receiver,
 }
 
 
-def opened(**environment: str) -> Providers:
+def open_exporters(**environment: str) -> Providers:
     """Providers as our commands open them."""
     return open_configured_providers(load_settings(environment), "everlong-worker")
 
@@ -41,7 +41,7 @@ def emit(providers: Providers) -> None:
 
 
 def test_the_console_prints_one_json_line_a_span(capsys: pytest.CaptureFixture[str]) -> None:
-    providers = opened(OTEL_TRACES_EXPORTER="console")
+    providers = open_exporters(OTEL_TRACES_EXPORTER="console")
     span = providers.tracer_provider.get_tracer("test").start_span("a", start_time=1_000_000)
     span.set_attribute("everlong.resume.events", 7)
     span.end(end_time=3_500_000)
@@ -54,7 +54,7 @@ def test_the_console_prints_one_json_line_a_span(capsys: pytest.CaptureFixture[s
 
 
 def test_the_console_prints_one_json_line_an_export(capsys: pytest.CaptureFixture[str]) -> None:
-    emit(opened(OTEL_METRICS_EXPORTER="console"))
+    emit(open_exporters(OTEL_METRICS_EXPORTER="console"))
     [line] = capsys.readouterr().out.splitlines()
     assert "everlong.resume.duration" in str(json.loads(line))
 
@@ -68,7 +68,7 @@ def test_spans_and_metrics_arrive_and_an_exemplar_leads_from_one_to_the_other(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=ops")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
         emit(
-            opened(
+            open_exporters(
                 OTEL_TRACES_EXPORTER="otlp",
                 OTEL_METRICS_EXPORTER="otlp",
                 OTEL_EXPORTER_OTLP_PROTOCOL=protocol,
@@ -96,7 +96,7 @@ def test_a_protocol_of_one_signal_is_for_that_one_alone(monkeypatch: pytest.Monk
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", over_http.url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", over_grpc.url)
         emit(
-            opened(
+            open_exporters(
                 OTEL_TRACES_EXPORTER="otlp",
                 OTEL_METRICS_EXPORTER="otlp",
                 OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="grpc",
@@ -118,7 +118,7 @@ def test_the_teams_service_name_wins(
     with http_receiver() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
         monkeypatch.setenv(variable, value)
-        emit(opened(OTEL_TRACES_EXPORTER="otlp"))
+        emit(open_exporters(OTEL_TRACES_EXPORTER="otlp"))
     resource = received.span("everlong.resume").resource
     assert resource["service.name"] == "mine"
     # Without an id, the counters of two workers would be taken for one.
@@ -140,7 +140,7 @@ def test_the_teams_service_name_wins(
 )
 def test_disabled_exports_cost_nothing(environment: dict[str, str]) -> None:
     before = set(threading.enumerate())
-    providers = opened(**environment)
+    providers = open_exporters(**environment)
     assert isinstance(providers.tracer_provider, NoOpTracerProvider)
     assert isinstance(providers.meter_provider, NoOpMeterProvider)
     assert (providers.has_metrics, providers.open_core(), providers.endpoint) == (False, None, None)
@@ -176,7 +176,7 @@ def test_disabled_exports_cost_nothing(environment: dict[str, str]) -> None:
 def test_unknown_values_are_refused_by_name(environment: dict[str, str], message: str) -> None:
     before = set(threading.enumerate())
     with pytest.raises(ConfigError, match=message):
-        opened(**environment)
+        open_exporters(**environment)
     assert set(threading.enumerate()) <= before
 
 
@@ -199,7 +199,7 @@ def test_a_silent_endpoint_does_not_delay_shutdown(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        providers = opened(OTEL_TRACES_EXPORTER="otlp", OTEL_METRICS_EXPORTER="otlp")
+        providers = open_exporters(OTEL_TRACES_EXPORTER="otlp", OTEL_METRICS_EXPORTER="otlp")
         started = time.monotonic()
         emit(providers)
         assert time.monotonic() - started < 2.5

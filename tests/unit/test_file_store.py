@@ -36,7 +36,7 @@ asyncio.run(main())
 """
 
 
-def opened(key: str, data: bytes) -> bytes:
+def open_body(key: str, data: bytes) -> bytes:
     """Return the body of a pack; its key tells its thread and its name."""
     _, thread, name = key.removesuffix(".pack").split("/")
     return Pack(data, bytes.fromhex(name), thread, None).assemble([])
@@ -60,7 +60,7 @@ async def test_a_writer_that_is_killed_leaves_only_whole_objects(tmp_path: Path)
             rest = writer.communicate()[0].splitlines()
         acknowledged = int(rest[-1]) if rest else acknowledged
         store = open_store(root.as_uri())
-        bodies = [opened(info.key, await store.get(info.key)) async for info in store.list("")]
+        bodies = [open_body(info.key, await store.get(info.key)) async for info in store.list("")]
         numbers = {int(body.split()[0]) for body in bodies}
         assert numbers >= set(range(acknowledged + 1)), "an acknowledged object is gone"
         assert all(len(body) == len(f"{body.split()[0].decode()} ") * 20_000 for body in bodies)

@@ -89,13 +89,13 @@ def event(event_id: int = 1) -> HistoryEvent:
     return HistoryEvent(event_id=event_id)
 
 
-def rolled(run_id: str) -> HistoryEvent:
+def make_roll(run_id: str) -> HistoryEvent:
     last = event(9)
     last.workflow_execution_continued_as_new_event_attributes.new_execution_run_id = run_id
     return last
 
 
-def terminated() -> HistoryEvent:
+def make_termination() -> HistoryEvent:
     last = event(9)
     last.workflow_execution_terminated_event_attributes.reason = "reset"
     return last
@@ -115,7 +115,7 @@ async def test_a_wait_continues_after_the_last_long_poll() -> None:
 
 
 async def test_a_roll_is_followed_without_a_lookup_of_the_next_run() -> None:
-    server = Server(page(rolled("run-2"), token=b""), page(event()))
+    server = Server(page(make_roll("run-2"), token=b""), page(event()))
     follower = follow(server)
     await follower.next()
     await follower.next()
@@ -126,7 +126,7 @@ async def test_a_roll_is_followed_without_a_lookup_of_the_next_run() -> None:
 
 @pytest.mark.guarantee(43)
 async def test_a_reset_is_followed_into_the_run_that_the_server_names() -> None:
-    server = Server(page(terminated(), token=b""), page(event()))
+    server = Server(page(make_termination(), token=b""), page(event()))
     follower = follow(server)
     await follower.next()
     server.run_id = "run-2"
@@ -135,7 +135,7 @@ async def test_a_reset_is_followed_into_the_run_that_the_server_names() -> None:
 
 
 async def test_a_thread_has_ended_if_no_run_follows() -> None:
-    follower = follow(Server(page(terminated(), token=b"")))
+    follower = follow(Server(page(make_termination(), token=b"")))
     await follower.next()
     assert not follower.has_ended
     assert await follower.next() == ()
@@ -143,7 +143,7 @@ async def test_a_thread_has_ended_if_no_run_follows() -> None:
 
 
 async def test_an_earlier_end_is_reported_once_no_run_follows() -> None:
-    server = Server(page(terminated(), token=b""))
+    server = Server(page(make_termination(), token=b""))
     progress = ProgressFollower(server, "ops-7")  # type: ignore[arg-type]
     assert await progress.next() is None
     found = await progress.next()

@@ -38,7 +38,7 @@ async def read(root: Path, ref: PackRef) -> bytes:
     return (await packs.read(THREAD, ref.pack, ref.size_bytes)).data
 
 
-async def peak_of(root: Path, ref: PackRef) -> tuple[int, int]:
+async def measure_peak(root: Path, ref: PackRef) -> tuple[int, int]:
     """Read a pack; return the bytes of its data, and what Python took at its peak beside them."""
     tracemalloc.start()
     try:
@@ -71,7 +71,7 @@ async def test_inflated_sources_of_a_pack_are_not_all_in_memory(
     tmp_path: Path, forged: Callable[[Path], PackRef]
 ) -> None:
     ref = forged(tmp_path)
-    size_bytes, peak_bytes = await peak_of(tmp_path, ref)
+    size_bytes, peak_bytes = await measure_peak(tmp_path, ref)
     assert size_bytes == ref.size_bytes
     # Frames that are kept, one more, and the manifests. The streams have 128 MiB.
     assert peak_bytes < packs_module._KEPT_BYTES_MAX + 6 * MIB

@@ -52,7 +52,7 @@ class Gauges:
         raise AssertionError(self.shown())
 
 
-async def nobody() -> Any:
+async def make_nothing() -> Any:
     return object()
 
 
@@ -64,7 +64,7 @@ async def test_every_gauge_of_the_admin_server_is_shown(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(fleet, "measure_fleet", measure)
     gauges = Gauges()
-    async with fleet.refresh_gauges(nobody, gauges.meters):
+    async with fleet.refresh_gauges(make_nothing, gauges.meters):
         await gauges.until(bool)
         shown = gauges.shown()
     gauges.provider.shutdown()
@@ -130,6 +130,6 @@ async def test_a_silent_server_times_out(
     monkeypatch.setattr(fleet, "_REFRESH_SECONDS_MAX", 0.01)
     gauges = Gauges()
     with caplog.at_level(logging.WARNING):
-        async with fleet.refresh_gauges(nobody, gauges.meters, refresh_seconds=0.01):
+        async with fleet.refresh_gauges(make_nothing, gauges.meters, refresh_seconds=0.01):
             await gauges.until(lambda shown: "TimeoutError" in caplog.text and not shown)
     gauges.provider.shutdown()

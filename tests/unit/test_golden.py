@@ -36,7 +36,7 @@ SEALED = [
 ]
 
 
-def golden(name: str) -> bytes:
+def read_golden(name: str) -> bytes:
     return (GOLDEN / name).read_bytes()
 
 
@@ -56,23 +56,23 @@ async def test_golden_payloads_are_read(
     refs: list[Payload] = []
     packs: list[int] = []
     for name, pack, _ in files:
-        refs.append(Payload.FromString(golden(name)))
+        refs.append(Payload.FromString(read_golden(name)))
         ref = parse_ref(refs[-1])
         assert ref.key_id == ("" if keys is None else "2026-11")
-        await store.put(pack_key(ref.thread, ref.pack), golden(pack))
+        await store.put(pack_key(ref.thread, ref.pack), read_golden(pack))
         packs.append(ref.packs)
     assert packs == [1, 2, 1]
     codec = EverlongCodec(store, keys=keys)
     assert await codec.decode(refs) == [payload for _, _, payload in files]
-    assert await codec.decode([Payload.FromString(golden(inline))]) == [generate.INLINE]
+    assert await codec.decode([Payload.FromString(read_golden(inline))]) == [generate.INLINE]
 
 
 @pytest.mark.guarantee(8)
 async def test_a_golden_journal_is_read() -> None:
     store = MemoryBlobStore()
-    for key, data in json.loads(golden("v1/journal-objects.bin")).items():
+    for key, data in json.loads(read_golden("v1/journal-objects.bin")).items():
         await store.put(key, base64.b64decode(data))
-    head = TypeAdapter(SegmentRef).validate_json(golden("v1/journal-head.bin"))
+    head = TypeAdapter(SegmentRef).validate_json(read_golden("v1/journal-head.bin"))
     journal = Journal(PackStore(store), THREAD)
     entries = await journal.read(head)
     assert [entry.seq for entry in entries] == list(range(1, 302))
@@ -83,7 +83,7 @@ async def test_a_golden_journal_is_read() -> None:
     assert messages[299] == generate.RESULT
     assert await journal.messages(entries[299:300], whole=True) == [generate.RESULT]
     assert messages[300] == Message(role="failure", text=generate.BODY)
-    branch = TypeAdapter(SegmentRef).validate_json(golden("v1/journal-fork.bin"))
+    branch = TypeAdapter(SegmentRef).validate_json(read_golden("v1/journal-fork.bin"))
     fork = Journal(PackStore(store), thread_key("default", "ops-7-fork"))
     branched = await fork.read(branch)
     assert branched[:-1] == entries[:300]
@@ -103,10 +103,10 @@ async def test_a_golden_journal_is_read() -> None:
 async def test_golden_archives_are_read(listed: str, file: str, keys: Keyring | None) -> None:
     store = MemoryBlobStore()
     packs = PackStore(store, keys)
-    told = json.loads(golden(listed))
+    told = json.loads(read_golden(listed))
     place = f"archive/v1/{told['thread']}/{told['archive_id']}"
-    await store.put(f"{place}.json", golden(listed))
-    await store.put(f"{place}.parquet", golden(file))
+    await store.put(f"{place}.json", read_golden(listed))
+    await store.put(f"{place}.parquet", read_golden(file))
     manifest = await manifests.read(packs, THREAD, told["archive_id"])
     archive = await writer.verify(packs, None, None, manifest)
     assert (archive.facts.by, archive.facts.status.agent) == ("ann", "ops")
@@ -147,8 +147,8 @@ async def test_current_output_has_the_format_of_the_golden_files(tmp_path: Path)
     for name, data in written.items():
         if name.startswith("ref-plain"):
             # A ref holds the digest of a pack, whose frames another release of zstd may write.
-            assert data[:50] == golden(f"v1/{name}")[:50]
-        assert abs(len(data) - len(golden(f"v1/{name}"))) < 200
+            assert data[:50] == read_golden(f"v1/{name}")[:50]
+        assert abs(len(data) - len(read_golden(f"v1/{name}"))) < 200
 
 
 def test_every_golden_file_is_opened_by_a_test() -> None:

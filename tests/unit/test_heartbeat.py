@@ -24,7 +24,7 @@ class Beats:
     details: list[str] = dataclasses.field(default_factory=list)
 
 
-async def beats_of(work: Work, timeout_seconds: float | None = 0.4) -> Beats:
+async def record_heartbeats(work: Work, timeout_seconds: float | None = 0.4) -> Beats:
     """Run an activity with that heartbeat timeout; return its heartbeats."""
     environment, beats = ActivityEnvironment(), Beats()
     timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
@@ -45,7 +45,7 @@ async def beats_of(work: Work, timeout_seconds: float | None = 0.4) -> Beats:
     return beats
 
 
-def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
+def make_failing_work(*errors: Exception) -> Callable[[], Awaitable[str]]:
     """Return work on a store that raises these first."""
     left = list(errors)
 
@@ -58,36 +58,36 @@ def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
 
 
 async def test_an_activity_that_ends_within_half_of_the_timeout_sends_no_heartbeat() -> None:
-    beats = await beats_of(lambda beat: beat.retry_or_hold(failing()))
+    beats = await record_heartbeats(lambda beat: beat.retry_or_hold(make_failing_work()))
     assert beats.details == []
-    beats = await beats_of(lambda _: asyncio.sleep(0.2), timeout_seconds=None)
+    beats = await record_heartbeats(lambda _: asyncio.sleep(0.2), timeout_seconds=None)
     assert beats.details == []
 
 
 async def test_a_longer_activity_beats_twice_in_each_timeout() -> None:
-    beats = await beats_of(lambda _: asyncio.sleep(0.9), timeout_seconds=0.4)
+    beats = await record_heartbeats(lambda _: asyncio.sleep(0.9), timeout_seconds=0.4)
     assert beats.seconds[0] >= 0.2
     assert 2 <= len(beats.details) <= 4
     assert set(beats.details) == {""}
 
 
 async def test_the_interval_follows_the_timeout_of_the_activity() -> None:
-    slow = await beats_of(lambda _: asyncio.sleep(0.5), timeout_seconds=2.0)
-    quick = await beats_of(lambda _: asyncio.sleep(0.5), timeout_seconds=0.1)
+    slow = await record_heartbeats(lambda _: asyncio.sleep(0.5), timeout_seconds=2.0)
+    quick = await record_heartbeats(lambda _: asyncio.sleep(0.5), timeout_seconds=0.1)
     assert slow.details == []
     assert len(quick.details) >= 3
 
 
 async def test_a_hold_is_reported_at_once_and_so_is_its_end() -> None:
-    work = failing(StoreUnavailable("it is away"), StoreUnavailable("it is away"))
-    beats = await beats_of(lambda beat: beat.retry_or_hold(work), timeout_seconds=60)
+    work = make_failing_work(StoreUnavailable("it is away"), StoreUnavailable("it is away"))
+    beats = await record_heartbeats(lambda beat: beat.retry_or_hold(work), timeout_seconds=60)
     assert beats.details == ["held by StoreUnavailable: it is away", ""]
     assert beats.seconds[0] < 5
 
 
 async def test_a_new_hold_reason_is_reported_at_once() -> None:
-    work = failing(StoreUnavailable("it is away"), BlobMissing("no such bytes"))
-    beats = await beats_of(lambda beat: beat.retry_until_timeout(work), timeout_seconds=60)
+    work = make_failing_work(StoreUnavailable("it is away"), BlobMissing("no such bytes"))
+    beats = await record_heartbeats(lambda beat: beat.retry_until_timeout(work), timeout_seconds=60)
     assert beats.details == [
         "held by StoreUnavailable: it is away",
         "held by BlobMissing: no such bytes",
@@ -99,8 +99,8 @@ async def test_heartbeats_of_a_held_activity_repeat_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "STORE_RETRY_SECONDS_MAX", 0.1)
-    work = failing(*(StoreUnavailable("it is away") for _ in range(8)))
-    beats = await beats_of(lambda beat: beat.retry_or_hold(work), timeout_seconds=0.2)
+    work = make_failing_work(*(StoreUnavailable("it is away") for _ in range(8)))
+    beats = await record_heartbeats(lambda beat: beat.retry_or_hold(work), timeout_seconds=0.2)
     assert len(beats.details) >= 4
     assert set(beats.details[:-1]) == {"held by StoreUnavailable: it is away"}
     assert beats.details[-1] == ""

@@ -158,7 +158,7 @@ HOSTILE = [
     "thread_id", ["a/b", "a%b", "a%2Fb", "a b", "ä/ö%25", "a/runs", "runs", *HOSTILE], ids=ascii
 )
 async def test_any_id_is_one_path_segment(thread_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await _opened(f"/api/v1/threads/{_quoted(thread_id)}", monkeypatch) == thread_id
+    assert await _open_thread(f"/api/v1/threads/{_quote(thread_id)}", monkeypatch) == thread_id
 
 
 @pytest.mark.parametrize(
@@ -167,16 +167,16 @@ async def test_any_id_is_one_path_segment(thread_id: str, monkeypatch: pytest.Mo
 async def test_a_query_parameter_can_hold_any_id(
     thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await _opened(f"/api/v1/threads/-?id={_quoted(thread_id)}", monkeypatch) == thread_id
+    assert await _open_thread(f"/api/v1/threads/-?id={_quote(thread_id)}", monkeypatch) == thread_id
     # Without `-` in the path a parameter names no thread.
-    assert await _opened(f"/api/v1/threads/a?id={_quoted(thread_id)}", monkeypatch) == "a"
+    assert await _open_thread(f"/api/v1/threads/a?id={_quote(thread_id)}", monkeypatch) == "a"
 
 
-def _quoted(thread_id: str) -> str:
+def _quote(thread_id: str) -> str:
     return quote(thread_id, safe="")
 
 
-async def _opened(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
+async def _open_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the id of the thread that a request is for."""
     asked: list[str] = []
 

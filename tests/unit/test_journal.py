@@ -37,7 +37,7 @@ from tests.support.journal_builder import (
     noisy,
     texts,
 )
-from tests.support.sample_payloads import KEY_1, flipped, stored
+from tests.support.sample_payloads import KEY_1, flip_bit, read_objects
 
 
 async def segment_ref(store: MemoryBlobStore, data: bytes, count: int = 1) -> SegmentRef:
@@ -287,7 +287,7 @@ async def test_a_lost_or_damaged_segment_is_named() -> None:
     with pytest.raises(BlobMissing, match=key):
         await log.read(head)
     assert len(await log.read(head, 33)) == 8
-    await store.put(key, flipped(whole, 8 * len(whole) - 8))
+    await store.put(key, flip_bit(whole, 8 * len(whole) - 8))
     with pytest.raises(BlobCorrupt, match=key):
         await log.read(head)
 
@@ -319,7 +319,7 @@ async def test_a_sealed_journal_reads_back_and_shows_nothing(sizes: list[int]) -
         head, _ = await log.append(head, [entry(seq, "hunter2" * (size // 7 + 1))])
     messages = await log.messages(await log.read(head))
     assert [len(message.text) // 7 for message in messages] == [size // 7 + 1 for size in sizes]
-    for data in (await stored(store)).values():
+    for data in (await read_objects(store)).values():
         assert b"hunter2" not in data
 
 

@@ -126,7 +126,7 @@ async def test_segments_do_not_grow_beyond_their_bound() -> None:
 KINDS = (Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE)
 
 
-def priced(seq: int) -> Entry:
+def make_entry(seq: int) -> Entry:
     """Return an entry of one of four kinds, every fifth with a long body."""
     made = entry(seq, "x" * (700 if seq % 5 == 0 else 20), KINDS[seq % 4])
     return dataclasses.replace(made, tokens=seq, cost_usd=seq / 7000)
@@ -137,7 +137,7 @@ async def test_totals_at_any_entry_take_a_few_gets() -> None:
     log = journal(store)
     head: SegmentRef | None = None
     for first in range(1, 10_001, 20):
-        head, _ = await log.append(head, [priced(seq) for seq in range(first, first + 20)])
+        head, _ = await log.append(head, [make_entry(seq) for seq in range(first, first + 20)])
     assert head is not None
     entries = await log.read(head)
     found = Totals()
@@ -163,13 +163,13 @@ async def test_totals_cover_all_entries_even_in_a_fork(
     head: SegmentRef | None = None
     seq = 1
     for size in batches:
-        head, _ = await log.append(head, [priced(seq + i) for i in range(size)])
+        head, _ = await log.append(head, [make_entry(seq + i) for i in range(size)])
         seq += size
     assert head is not None
     cut = data.draw(st.integers(min_value=1, max_value=seq - 1))
     fork = Journal(log._packs, thread_key("default", "fork"))
-    forked, _ = await fork.fork(head, cut, priced(cut + 1))
-    forked, _ = await fork.append(forked, [priced(cut + 2), priced(cut + 3)])
+    forked, _ = await fork.fork(head, cut, make_entry(cut + 1))
+    forked, _ = await fork.append(forked, [make_entry(cut + 2), make_entry(cut + 3)])
     for of, at, last_seq in ((log, head, seq - 1), (fork, forked, cut + 3)):
         upto = data.draw(st.integers(min_value=1, max_value=last_seq))
         assert await of.totals(at, upto) == add_up(await of.read(at, 1, upto))
@@ -182,7 +182,7 @@ async def test_totals_of_a_journal_without_them_are_added_up() -> None:
     write = log._segments.write
     bare = dataclasses.replace(await newest_segment(log, head), totals=None)
     head, _ = await write(bare)
-    head, _ = await log.append(head, [priced(71)])
+    head, _ = await log.append(head, [make_entry(71)])
     assert await log.totals(head, 71) == add_up(await log.read(head))
 
 

@@ -26,7 +26,7 @@ VALUE = Brief(
 )
 
 
-class _Reversing(JSONPlainPayloadConverter):
+class _ReversingConverter(JSONPlainPayloadConverter):
     """Stands for a converter that encrypts."""
 
     def to_payload(self, value: object) -> Payload | None:
@@ -38,11 +38,11 @@ class _Reversing(JSONPlainPayloadConverter):
         return super().from_payload(plain, type_hint)
 
 
-class Reversing(CompositePayloadConverter):
+class CompositeConverter(CompositePayloadConverter):
     """A composite converter, as teams write them."""
 
     def __init__(self) -> None:
-        super().__init__(_Reversing())
+        super().__init__(_ReversingConverter())
 
 
 PLAIN = [DefaultPayloadConverter(), pydantic_data_converter.payload_converter]
@@ -59,7 +59,7 @@ def test_the_converter_and_our_json_read_each_other(
 
 
 def test_an_opaque_converter_is_used_unchanged() -> None:
-    converter = Reversing()
+    converter = CompositeConverter()
     to_raw(VALUE, PLAIN[0])  # One that is plain was seen before.
     raw = to_raw(VALUE, converter)
     assert raw.payload.data == converter.to_payload(VALUE).data

@@ -25,7 +25,7 @@ from everlong.storage.keys import (
     seal_bytes,
 )
 from everlong.storage.memory import MemoryBlobStore
-from tests.support.sample_payloads import KEY_1, KEY_2, noise, payload, stored, text, workflow
+from tests.support.sample_payloads import KEY_1, KEY_2, noise, payload, read_objects, text, workflow
 
 ENCODED_1 = base64.b64encode(KEY_1).decode()
 ENCODED_2 = base64.b64encode(KEY_2).decode()
@@ -302,8 +302,8 @@ async def test_equal_content_shows_neither_across_threads_nor_within_one() -> No
         for thread in ("a", "b"):
             [ref] = await codec.with_context(workflow(thread)).encode([payload(secret)])
             assert await EverlongCodec(store, keys={"k1": KEY_1}).decode([ref]) == [payload(secret)]
-        assert len(await stored(store)) == 2 * (forget + 1)
-    objects = await stored(store)
+        assert len(await read_objects(store)) == 2 * (forget + 1)
+    objects = await read_objects(store)
     assert len({key.rsplit("/")[-1] for key in objects}) == 4
     assert len({data[-100:] for data in objects.values()}) == 4
     for data in objects.values():

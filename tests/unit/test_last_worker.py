@@ -21,7 +21,7 @@ from everlong.interceptors.last_worker import LastWorker, ThisWorker, WorkerLook
 from everlong.interceptors.prefetch import Prefetcher
 
 
-def completed(identity: str, build_id: str = "") -> HistoryEvent:
+def make_completed_event(identity: str, build_id: str = "") -> HistoryEvent:
     event = HistoryEvent()
     attributes = event.workflow_task_completed_event_attributes
     attributes.identity = identity
@@ -31,7 +31,7 @@ def completed(identity: str, build_id: str = "") -> HistoryEvent:
     return event
 
 
-def scheduled(queue: str) -> HistoryEvent:
+def make_scheduled_event(queue: str) -> HistoryEvent:
     event = HistoryEvent()
     task_queue = event.workflow_task_scheduled_event_attributes.task_queue
     task_queue.name, task_queue.kind = queue, TaskQueueKind.TASK_QUEUE_KIND_STICKY
@@ -56,7 +56,7 @@ class Server:
 
     async def fetch_history_events(self, *, page_size: int) -> AsyncIterator[HistoryEvent]:
         worker, _, _ = self._workflow_id.partition("/")
-        for event in (completed(worker), scheduled(worker)):
+        for event in (make_completed_event(worker), make_scheduled_event(worker)):
             yield event
 
     async def describe_task_queue(
@@ -68,7 +68,7 @@ class Server:
         return DescribeTaskQueueResponse(pollers=[PollerInfo()])
 
 
-class NothingToWarm:
+class EmptyWarmer:
     """A warmer for histories without refs."""
 
     def with_context(self, context: SerializationContext) -> Self:
@@ -88,62 +88,62 @@ def resume(prefetcher: Prefetcher, worker: str, count: int) -> list[RunHistory]:
     return resumes
 
 
-async def until_read(resumes: list[RunHistory]) -> None:
+async def wait_until_read(resumes: list[RunHistory]) -> None:
     async with asyncio.timeout(30):
         while not all(history.has_ended for history in resumes):
             await asyncio.sleep(0.01)
 
 
-async def lost(resumes: list[RunHistory]) -> list[bool]:
+async def count_lost(resumes: list[RunHistory]) -> list[bool]:
     async with asyncio.timeout(30):
         return [await asyncio.wrap_future(each.is_worker_lost) for each in resumes]
 
 
 async def test_slow_look_ups_do_not_delay_later_resumes() -> None:
     server = Server()
-    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    prefetcher = Prefetcher(cast("Client", server), EmptyWarmer())
     resumes: list[RunHistory] = []
     for _ in range(3):
         resumes += resume(prefetcher, "slow", limits.PREFETCHES_MAX)
-        await until_read(resumes)
+        await wait_until_read(resumes)
     assert all(history.is_complete for history in resumes)
     assert not any(history.is_worker_lost.done() for history in resumes)
     server.may_answer.set()
-    assert all(await lost(resumes))
+    assert all(await count_lost(resumes))
     assert server.asked == ["slow"]
     await prefetcher.stop()
 
 
 async def test_a_look_up_does_not_wait_for_another_worker() -> None:
     server = Server()
-    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    prefetcher = Prefetcher(cast("Client", server), EmptyWarmer())
     slow = resume(prefetcher, "slow", 2)
-    await until_read(slow)
-    assert await lost(resume(prefetcher, "quick", 2)) == [True, True]
+    await wait_until_read(slow)
+    assert await count_lost(resume(prefetcher, "quick", 2)) == [True, True]
     assert not any(history.is_worker_lost.done() for history in slow)
     await prefetcher.stop()
 
 
 async def test_a_stopping_worker_cancels_its_look_ups() -> None:
     server = Server()
-    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    prefetcher = Prefetcher(cast("Client", server), EmptyWarmer())
     resumes = resume(prefetcher, "slow", 3)
-    await until_read(resumes)
+    await wait_until_read(resumes)
     async with asyncio.timeout(30):
         await prefetcher.stop()
-    assert await lost(resumes) == [False] * 3
+    assert await count_lost(resumes) == [False] * 3
 
 
 async def test_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LOOKUPS_MAX", 2)
     server = Server()
-    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    prefetcher = Prefetcher(cast("Client", server), EmptyWarmer())
     resumes = resume(prefetcher, "slow", 3)
-    await until_read(resumes)
+    await wait_until_read(resumes)
     assert all(history.is_complete for history in resumes)
     assert [history.is_worker_lost.done() for history in resumes] == [False, False, True]
     server.may_answer.set()
-    assert await lost(resumes) == [True, True, False]
+    assert await count_lost(resumes) == [True, True, False]
     await prefetcher.stop()
 
 
@@ -151,8 +151,8 @@ async def test_a_look_up_that_takes_too_long_finds_no_crash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "LOOKUP_SECONDS_MAX", 0.05)
-    prefetcher = Prefetcher(cast("Client", Server()), NothingToWarm())
-    assert await lost(resume(prefetcher, "slow", 2)) == [False, False]
+    prefetcher = Prefetcher(cast("Client", Server()), EmptyWarmer())
+    assert await count_lost(resume(prefetcher, "slow", 2)) == [False, False]
     await prefetcher.stop()
 
 
@@ -184,7 +184,11 @@ async def test_a_run_moved_by_a_rollout_or_a_disabled_cache_lost_no_worker(
     server = Server()
     lookup = WorkerLookup(cast("Client", server), ThisWorker.from_config(this_worker))
     last = LastWorker()
-    for event in (completed("a", "v0"), completed("a", last_build_id), scheduled("quick")):
+    for event in (
+        make_completed_event("a", "v0"),
+        make_completed_event("a", last_build_id),
+        make_scheduled_event("quick"),
+    ):
         last.add_event(event.WhichOneof("attributes") or "", event)
     assert await lookup.is_lost(last) == is_lost
     assert server.asked == (["quick"] if is_lost else [])

@@ -288,7 +288,7 @@ def modules() -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 
-def row_of(module: str) -> str:
+def find_row(module: str) -> str:
     """The row that a module belongs to: its own or its folder's, if there is one, or its package's."""
     own = "/".join(module.split("/")[:2])
     return own if own in ROWS else own.split("/")[0]
@@ -330,11 +330,11 @@ def module_name(path: Path) -> str:
 
 def is_allowed(module: str, dotted: str) -> bool:
     """Check one import of a module against the module's row."""
-    row = row_of(module)
+    row = find_row(module)
     ours, packages = ROWS.get(row, (set(), set()))
     package = dotted.split(".")[0]
     if package == "everlong":
-        target = row_of(own_module(dotted))
+        target = find_row(own_module(dotted))
         return target in ours or target == row
     return package in sys.stdlib_module_names or package in packages | VENDORS.get(module, set())
 
@@ -350,7 +350,7 @@ def test_modules_import_only_what_their_row_allows() -> None:
 
 
 def test_every_row_has_a_module() -> None:
-    used = {row_of(module_name(path)) for path in modules()}
+    used = {find_row(module_name(path)) for path in modules()}
     assert set(ROWS) == used
 
 

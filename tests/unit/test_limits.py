@@ -29,7 +29,7 @@ usages = st.builds(
 )
 
 
-def used(name: str, value: float) -> Usage:
+def make_usage(name: str, value: float) -> Usage:
     values: dict[str, Any] = {name: value}
     return Usage(**values)
 
@@ -42,19 +42,21 @@ def test_every_kind_of_usage_has_a_limit() -> None:
 def test_a_limit_is_reached_at_its_bound_and_not_before(name: str) -> None:
     bound = BOUNDS[name]
     step = 0.01 if name == "cost_usd" else 1
-    assert find_limit_hit(POLICY, used(name, bound - step)) is None
+    assert find_limit_hit(POLICY, make_usage(name, bound - step)) is None
     hit = LimitHit(limit=f"{name}_max", value=bound, bound=bound, action="pause")
-    assert find_limit_hit(POLICY, used(name, bound)) == hit
+    assert find_limit_hit(POLICY, make_usage(name, bound)) == hit
     stops = POLICY.with_changes({"actions": {f"{name}_max": "stop"}})
-    assert find_limit_hit(stops, used(name, bound)) == dataclasses.replace(hit, action="stop")
+    assert find_limit_hit(stops, make_usage(name, bound)) == dataclasses.replace(hit, action="stop")
     archives = POLICY.with_changes({"on_limit": "archive"})
-    assert find_limit_hit(archives, used(name, bound)) == dataclasses.replace(hit, action="archive")
+    assert find_limit_hit(archives, make_usage(name, bound)) == dataclasses.replace(
+        hit, action="archive"
+    )
 
 
 @pytest.mark.parametrize("name", ["steps", "tokens", "cost_usd", "thread_bytes", "step_bytes"])
 def test_a_limit_can_be_switched_off(name: str) -> None:
     policy = POLICY.with_changes({f"{name}_max": None})
-    assert find_limit_hit(policy, used(name, 10**18)) is None
+    assert find_limit_hit(policy, make_usage(name, 10**18)) is None
 
 
 @pytest.mark.guarantee(68)

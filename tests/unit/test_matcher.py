@@ -28,7 +28,7 @@ EDITS = st.tuples(
 OUTCOMES = ["commit", "commit", "lose", "forget", "learn", "wait", "drop"]
 
 
-def edited(items: list[bytes], edit: tuple[str, int, int, int]) -> list[bytes]:
+def apply_edit(items: list[bytes], edit: tuple[str, int, int, int]) -> list[bytes]:
     kind, place, seed, size = edit
     at = place * len(items) // 100
     item = noise(size, seed)
@@ -82,7 +82,7 @@ def test_a_plan_always_reproduces_the_payload(
     items: list[bytes] = []
     written: list[bytes] = []
     for edit, outcome in steps:
-        items = edited(items, edit)
+        items = apply_edit(items, edit)
         data = b"".join(items)
         now += 2 * limits.ENCODER_SECONDS_MAX if outcome == "wait" else 1
         plan = memory.plan(b"", data, "", now)
@@ -111,7 +111,7 @@ def test_concurrent_plans_may_become_durable_in_any_order(
     store, memory = Store(), ThreadMemory()
     items: list[bytes] = [noise(2000, 50)]
     for edits in rounds:
-        lists = [edited(items, edit) for edit in edits]
+        lists = [apply_edit(items, edit) for edit in edits]
         plans = [memory.plan(b"", b"".join(each), "", 0.0) for each in lists]
         order.shuffle(plans)
         for plan in plans:
@@ -137,7 +137,7 @@ def adversary(seed: int) -> Iterator[bytes]:
         yield seen[-1]
 
 
-def growing(seed: int) -> Iterator[bytes]:
+def make_growing_list(seed: int) -> Iterator[bytes]:
     """A list that grows, and results that it holds a step later."""
     chooser, body = random.Random(seed), noise(400, seed)
     for step in range(60):
@@ -153,7 +153,7 @@ def test_no_series_makes_a_payload_touch_more_packs_than_the_bound() -> None:
     most = 0.0
     for seed in range(scaled(2, 4)):
         store, memory = Store(), ThreadMemory()
-        for data in itertools.chain(adversary(seed), growing(seed)):
+        for data in itertools.chain(adversary(seed), make_growing_list(seed)):
             plan = memory.plan(b"", data, "", 0.0)
             check(store, memory, plan, data)
             if plan.same_as is None:

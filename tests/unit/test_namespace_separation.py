@@ -24,7 +24,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import Life, build_thread
+from tests.support.sample_archive import ThreadBuilder, build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2, noise, payload
 
 ONE = {"k1": KEY_1}
@@ -41,7 +41,7 @@ def team(store: BlobStore, keys: Keys, namespace: str, workflow_id: str = "ops-7
     return EverlongCodec(store, keys=keys).with_context(context)
 
 
-async def copied(store: BlobStore, keys: Keys, original: Payload = SECRET) -> Payload:
+async def copy_payload(store: BlobStore, keys: Keys, original: Payload = SECRET) -> Payload:
     """Return what stands in a history of namespace `red` for a payload."""
     [stored] = await team(store, keys, "red").encode([original])
     return stored
@@ -52,14 +52,14 @@ async def test_a_copied_ref_opens_in_any_thread_and_namespace_with_the_same_stor
     keys: Keys,
 ) -> None:
     store = MemoryBlobStore()
-    ref = await copied(store, keys)
+    ref = await copy_payload(store, keys)
     assert is_ref(ref)
     for namespace, workflow_id in (("red", "ops-8"), ("blue", "ops-7"), ("blue", "x")):
         assert await team(store, keys, namespace, workflow_id).decode([ref]) == [SECRET]
 
 
 async def test_a_copied_inline_payload_opens_with_the_key_anywhere() -> None:
-    inline = await copied(MemoryBlobStore(), ONE, SMALL)
+    inline = await copy_payload(MemoryBlobStore(), ONE, SMALL)
     assert not is_ref(inline)
     assert b"swordfish" not in inline.data
     # Another namespace, and another store: only the key counts.
@@ -72,7 +72,7 @@ async def test_a_copied_inline_payload_opens_with_the_key_anywhere() -> None:
 
 async def test_a_ref_can_be_forged_from_a_listing_without_keys() -> None:
     store = MemoryBlobStore()
-    await copied(store, None)
+    await copy_payload(store, None)
     # No secret is in the name of a thread's place: namespace and id are enough.
     [key] = [each.key async for each in store.list(f"v1/{thread_key('red', 'ops-7')}/")]
     name = bytes.fromhex(key.rpartition("/")[2].removesuffix(".pack"))
@@ -82,7 +82,7 @@ async def test_a_ref_can_be_forged_from_a_listing_without_keys() -> None:
 
 async def test_a_ref_cannot_be_forged_with_keys() -> None:
     store = MemoryBlobStore()
-    real = parse_ref(await copied(store, ONE))
+    real = parse_ref(await copy_payload(store, ONE))
     forged = PackRef(real.thread, real.pack, real.size_bytes, real.packs).to_payload(None)
     with pytest.raises(RefRefused):
         await team(store, ONE, "blue").decode([forged])
@@ -95,14 +95,14 @@ async def test_separate_keys_isolate_namespaces_in_one_store(
     keys: Keys, error: type[EverlongError]
 ) -> None:
     store = MemoryBlobStore()
-    ref = await copied(store, ONE)
+    ref = await copy_payload(store, ONE)
     with pytest.raises(error):
         await team(store, keys, "blue").decode([ref])
 
 
 async def test_a_separate_prefix_isolates_a_namespace_without_keys(tmp_path: Path) -> None:
     red, blue = (open_store((tmp_path / name).as_uri()) for name in ("red", "blue"))
-    ref = await copied(red, None)
+    ref = await copy_payload(red, None)
     with pytest.raises(BlobMissing):
         await team(blue, None, "blue").decode([ref])
 
@@ -110,7 +110,7 @@ async def test_a_separate_prefix_isolates_a_namespace_without_keys(tmp_path: Pat
 @pytest.mark.parametrize("keys", [None, ONE], ids=["no keys", "the same keys"])
 async def test_a_thread_reads_no_journal_of_another_thread_with_or_without_keys(keys: Keys) -> None:
     packs = PackStore(MemoryBlobStore(), None if keys is None else Keyring(keys))
-    red = Life(packs)
+    red = ThreadBuilder(packs)
     await red.say(Kind.MESSAGE, Message(role="user", text="the password is swordfish"))
     assert red.head is not None
     for other in (thread_key("blue", "ops-7"), thread_key("default", "ops-8")):
@@ -118,18 +118,18 @@ async def test_a_thread_reads_no_journal_of_another_thread_with_or_without_keys(
             await Journal(packs, other).read(red.head)
 
 
-def client_of(namespace: str) -> Any:
+def make_client(namespace: str) -> Any:
     return SimpleNamespace(namespace=namespace)
 
 
-async def archived(store: BlobStore, keys: Keys) -> Manifest:
+async def write_archive(store: BlobStore, keys: Keys) -> Manifest:
     packs = PackStore(store, None if keys is None else Keyring(keys))
-    return await (await build_thread(packs)).archived()
+    return await (await build_thread(packs)).write_archive()
 
 
 async def test_the_store_lists_archives_without_the_keys() -> None:
     store = MemoryBlobStore()
-    manifest = await archived(store, ONE)
+    manifest = await write_archive(store, ONE)
     listed = await store.get(
         manifests.make_archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
     )
@@ -143,7 +143,7 @@ async def test_the_store_lists_archives_without_the_keys() -> None:
 @pytest.mark.parametrize("keys", [None, ONE], ids=["no keys", "the same keys"])
 async def test_a_copied_archive_opens_only_under_its_own_thread(keys: Keys) -> None:
     store = MemoryBlobStore()
-    manifest = await archived(store, keys)
+    manifest = await write_archive(store, keys)
     blue = thread_key("blue", "ops-7")
     for key, data in list(store._objects.items()):
         if key.startswith("archive/"):
@@ -155,8 +155,8 @@ async def test_a_copied_archive_opens_only_under_its_own_thread(keys: Keys) -> N
 
 async def test_a_listing_shows_a_namespace_only_its_own_archives() -> None:
     store = MemoryBlobStore()
-    await archived(store, ONE)
-    page = await list_archives(client_of("blue"), PackStore(store, Keyring(OTHER)))
+    await write_archive(store, ONE)
+    page = await list_archives(make_client("blue"), PackStore(store, Keyring(OTHER)))
     assert (page.archives, page.unreadable) == ((), ())
-    page = await list_archives(client_of("default"), PackStore(store, Keyring(ONE)))
+    page = await list_archives(make_client("default"), PackStore(store, Keyring(ONE)))
     assert [each.thread_id for each in page.archives] == ["ops-7"]

@@ -22,7 +22,7 @@ from everlong.storage.keys import Keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import HEADER, get_key_id, seal, unseal
 from everlong.storage.pack_store import PackStore, object_key, open_packs
-from tests.support.sample_payloads import KEY_1, KEY_2, flipped, noise
+from tests.support.sample_payloads import KEY_1, KEY_2, flip_bit, noise
 
 THREAD = thread_key("default", "ops-7")
 TEXT = b"the same sentence again and again. " * 200
@@ -66,7 +66,7 @@ def test_a_flipped_bit_in_a_sealed_object_is_detected(keys: Keys | None, plainte
         try:
             # A few bits of a zstd frame have no meaning. A body that is neither compressed nor
             # sealed is as it would be without us.
-            opened = unseal(flipped(sealed, bit), keys)
+            opened = unseal(flip_bit(sealed, bit), keys)
             assert opened == plaintext or (not keys and plaintext == b"short")
         except (BlobCorrupt, KeyMissing, UnknownVersion):
             detected += 1

@@ -18,7 +18,7 @@ from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.errors import StoreUnavailable
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_payloads import activity, noise, payload, stored, text, workflow
+from tests.support.sample_payloads import activity, noise, payload, read_objects, text, workflow
 
 SMALL = payload(noise(20_000))
 LARGE = payload(noise(limits.FALLBACK_BYTES_MAX + 1000))
@@ -147,7 +147,7 @@ async def test_payloads_that_fit_stay_inline_without_a_wait_while_the_store_is_d
     with caplog.at_level(logging.WARNING):
         inline = [(await codec.encode([each]))[0] for each in (SMALL, secret, SMALL)]
     assert store.puts == 6
-    assert await stored(store) == {}
+    assert await read_objects(store) == {}
     assert all(each.metadata["encoding"] != REF_ENCODING for each in inline)
     assert await EverlongCodec(store).decode(inline) == [SMALL, secret, SMALL]
     assert codec.stats.fallbacks == 3
@@ -214,7 +214,7 @@ async def test_a_completion_of_many_small_payloads_goes_to_the_store(
     inline = [each for each in encoded if each.metadata["encoding"] != REF_ENCODING]
     assert 0 < sum(each.ByteSize() for each in inline) <= limits.COMPLETION_BYTES_MAX
     assert sum(each.ByteSize() for each in encoded) <= limits.COMPLETION_BYTES_MAX + 200 * 70
-    assert len(await stored(store)) == 70 - len(inline) > 0
+    assert len(await read_objects(store)) == 70 - len(inline) > 0
     assert budget.left_bytes < 60_100
     assert await EverlongCodec(store).decode(encoded) == items
 
@@ -235,7 +235,7 @@ async def test_a_full_completion_raises_while_the_store_is_down(
     assert codec.stats.fallbacks == fitting
 
 
-async def lost(codec: EverlongCodec, item: Payload, store: FaultyStore, how: str) -> None:
+async def lose_payload(codec: EverlongCodec, item: Payload, store: FaultyStore, how: str) -> None:
     """Encode a payload that never becomes durable, or of which nobody learns that it did."""
     if how == "unavailable":
         store.fail(3)
@@ -272,9 +272,9 @@ async def test_a_payload_that_is_not_durable_is_not_remembered(
     body = noise(100_000)
     await codec.encode([payload(body)])
     body += noise(30_000, 1)
-    await lost(codec, payload(body), store, how)
+    await lose_payload(codec, payload(body), store, how)
     if how != "cancelled late":
-        assert len(await stored(store)) == 1
+        assert len(await read_objects(store)) == 1
     for step in range(2, 4):
         body += noise(30_000, step)
         [ref] = await codec.encode([payload(body)])
@@ -294,7 +294,7 @@ async def test_a_payload_encoded_twice_is_one_object_with_one_ref() -> None:
     assert store.puts == 1
     at_once = await asyncio.gather(*(codec.encode([LARGE]) for _ in range(4)))
     assert len({each[0].SerializeToString(deterministic=True) for each in at_once}) == 1
-    assert len(await stored(store)) == 2
+    assert len(await read_objects(store)) == 2
 
 
 @pytest.mark.guarantee(9)

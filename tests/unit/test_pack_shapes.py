@@ -18,7 +18,7 @@ from tests.support.pack_model import THREAD, Store, check
 from tests.support.sample_payloads import noise, payload, workflow
 
 
-def written(store: Store, memory: ThreadMemory, data: bytes) -> bytes:
+def write_payload(store: Store, memory: ThreadMemory, data: bytes) -> bytes:
     """Write a payload, read it back, and return the name of its pack."""
     plan = memory.plan(b"", data, "", 0.0)
     check(store, memory, plan, data)
@@ -34,8 +34,8 @@ def written(store: Store, memory: ThreadMemory, data: bytes) -> bytes:
 def test_a_shortened_pattern_is_read_back(unit: bytes, kept: int) -> None:
     store, memory = Store(), ThreadMemory()
     start, end = noise(5000), noise(20_000, 1)
-    written(store, memory, start + b"#" + (unit * 63)[-63:] + end)
-    written(store, memory, start + unit * kept + end + noise(100, 2))
+    write_payload(store, memory, start + b"#" + (unit * 63)[-63:] + end)
+    write_payload(store, memory, start + unit * kept + end + noise(100, 2))
 
 
 def words(size_bytes: int, chooser: random.Random) -> bytes:
@@ -57,7 +57,7 @@ def test_a_payload_of_too_many_runs_reuses_the_dictionaries_of_its_packs(
             cut = at + chooser.choice([0, 50])
             body = body[:at] + words(chooser.choice([30, 200, 3000]), chooser) + body[cut:]
         body += words(chooser.choice([100, 3000, 9000]), chooser)
-        written(store, memory, body)
+        write_payload(store, memory, body)
         had_too_many += len(memory._recent[-1].runs) > 30
     assert had_too_many > 5  # Or else this showed nothing.
 
@@ -85,7 +85,7 @@ def test_the_number_of_runs_of_a_payload_is_bounded(runs: int, shape: str) -> No
     assert len(chosen) < runs
 
 
-class Fleeting(RecentPayload):
+class FleetingPayload(RecentPayload):
     """A payload whose bytes are dropped by another thread, after they were looked at so many times."""
 
     looks = 10**6
@@ -106,12 +106,12 @@ def test_bytes_can_be_dropped_during_a_comparison(
 ) -> None:
     store, memory = Store(), ThreadMemory()
     start, end = noise(9000), noise(5000, 1)
-    monkeypatch.setattr(Fleeting, "looks", 10**6)
-    monkeypatch.setattr("everlong.codecs.encoder.RecentPayload", Fleeting)
-    written(store, memory, start + end)
-    assert isinstance(memory._recent[0], Fleeting)
+    monkeypatch.setattr(FleetingPayload, "looks", 10**6)
+    monkeypatch.setattr("everlong.codecs.encoder.RecentPayload", FleetingPayload)
+    write_payload(store, memory, start + end)
+    assert isinstance(memory._recent[0], FleetingPayload)
     memory._recent[0].marks = list(matcher._marks(start + end, [4096, 9000]))
-    Fleeting.looks = looks
+    FleetingPayload.looks = looks
     changed = start + noise(2000, 2) + end
     plan = memory.plan(b"", changed, "", 0.0)
     assert memory.cost_bytes > 0
@@ -215,8 +215,8 @@ def test_a_single_payload_is_found_where_two_parts_of_a_search_meet(
 ) -> None:
     monkeypatch.setattr(matcher, "_SEARCH_PART_BYTES", 10_000)
     store, memory, single = Store(), ThreadMemory(), noise(3000, 1)
-    written(store, memory, noise(3000, 9))
-    written(store, memory, single)
+    write_payload(store, memory, noise(3000, 9))
+    write_payload(store, memory, single)
     large = noise(10_000 + shift, 2) + single + noise(9000, 3)
     plan = memory.plan(b"", large, "", 0.0)
     assert plan.found

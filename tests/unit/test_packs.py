@@ -31,7 +31,7 @@ from everlong.storage.packs import (
     build_pack,
     parse_key_id,
 )
-from tests.support.sample_payloads import KEY_1, KEY_2, bits, flipped, noise, text
+from tests.support.sample_payloads import KEY_1, KEY_2, bits, flip_bit, noise, text
 from tests.support.scale import scaled
 
 THREAD = thread_key("default", "ops-7")
@@ -44,7 +44,9 @@ def read(data: bytes, name: bytes, keys: Keys | None, sources: Sequence[Pack] = 
     return Pack(data, name, THREAD, keys).assemble(sources)
 
 
-def pointing(own: bytes, extents: list[Extent], sources: list[tuple[bytes, bytes]]) -> Contents:
+def build_pointing_pack(
+    own: bytes, extents: list[Extent], sources: list[tuple[bytes, bytes]]
+) -> Contents:
     """The contents of a pack with extents into others, which are given by name and stream."""
     streams = [own, *(stream for _, stream in sources)]
     data = b"".join(streams[s][start : start + length] for s, start, length in extents)
@@ -89,7 +91,7 @@ def test_extents_reach_any_place_of_any_pack(data: st.DataObject) -> None:
         length = data.draw(st.integers(1, len(streams[source]) - start))
         extents.append(Extent(source, start, length))
     sources = [(name, stream) for (name, _), stream in zip(packs, streams[1:], strict=True)]
-    contents = pointing(streams[0], [*extents, Extent(2, 0, len(streams[2]))], sources)
+    contents = build_pointing_pack(streams[0], [*extents, Extent(2, 0, len(streams[2]))], sources)
     name, stored = build_pack(contents, THREAD, KEYS)
     opened = [Pack(each, named, THREAD, KEYS) for named, each in packs]
     pack = Pack(stored, name, THREAD, KEYS)
@@ -132,7 +134,7 @@ def test_a_flipped_bit_anywhere_in_a_pack_is_detected(
     name, stored = build_pack(build_contents(data), THREAD, keys)
     for bit in bits(stored, most):
         with pytest.raises((BlobCorrupt, UnknownVersion)):
-            read(flipped(stored, bit), name, keys)
+            read(flip_bit(stored, bit), name, keys)
 
 
 @EITHER
@@ -140,7 +142,7 @@ def test_a_flipped_bit_in_a_name_is_detected(keys: Keys | None) -> None:
     name, stored = build_pack(build_contents(b"short"), THREAD, keys)
     for bit in range(8 * len(name)):
         with pytest.raises(BlobCorrupt, match="its head does not match its name"):
-            read(stored, flipped(name, bit), keys)
+            read(stored, flip_bit(name, bit), keys)
 
 
 @EITHER
@@ -162,7 +164,7 @@ def test_swapped_packs_are_detected(keys: Keys | None) -> None:
     for (name, _), (_, other) in (packs, packs[::-1]):
         with pytest.raises(BlobCorrupt, match="its head does not match its name"):
             read(other, name, keys)
-    contents = pointing(
+    contents = build_pointing_pack(
         b"x",
         [Extent(1, 0, 900), Extent(2, 0, 900)],
         [(packs[n][0], noise(3000, n)) for n in (0, 1)],
@@ -224,7 +226,7 @@ def test_a_pack_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPa
 # What follows is forged: someone who may write to the store and to history made it.
 
 
-def forged(
+def forge(
     *,
     size_bytes: int,
     frames: Sequence[tuple[int, int, bytes]] = (),
@@ -248,7 +250,7 @@ def forged(
     return _hash(head), head + b"".join(stored for _, _, stored in frames)
 
 
-def refused(pack: tuple[bytes, bytes], sources: Sequence[Pack] = ()) -> str:
+def read_refused(pack: tuple[bytes, bytes], sources: Sequence[Pack] = ()) -> str:
     """Read a pack that has to be refused, without taking much memory; return the message."""
     name, stored = pack
     tracemalloc.start()
@@ -267,7 +269,7 @@ BOMB = zstandard.ZstdCompressor().compress(bytes(50 * limits.MIB))
 
 
 def test_the_forged_packs_are_valid_without_their_fault() -> None:
-    name, stored = forged(
+    name, stored = forge(
         size_bytes=100_003,
         frames=[(0, 4, b"abcd"), (1, FRAME_BYTES, ZEROS)],
         extents=[(0, 1, 3), (0, FRAME_BYTES, 100_000)],
@@ -298,7 +300,9 @@ def test_a_frame_with_a_false_declaration_is_refused(
     frame: tuple[int, int, bytes], message: str
 ) -> None:
     extents = [(0, 0, frame[1] // 4)] * 4
-    assert message in refused(forged(size_bytes=frame[1] // 4 * 4, frames=[frame], extents=extents))
+    assert message in read_refused(
+        forge(size_bytes=frame[1] // 4 * 4, frames=[frame], extents=extents)
+    )
 
 
 def test_a_frame_header_with_a_false_size_is_refused() -> None:
@@ -307,12 +311,12 @@ def test_a_frame_header_with_a_false_size_is_refused() -> None:
         # The content size stands in four bytes after magic and descriptor, as the window does not.
         assert honest[5:9] == (FRAME_BYTES - 5).to_bytes(4, "little")
         lying = honest[:5] + lie.to_bytes(4, "little") + honest[9:]
-        assert "decompress" in refused(
-            forged(size_bytes=lie, frames=[(1, lie, lying)], extents=[(0, 0, lie)])
+        assert "decompress" in read_refused(
+            forge(size_bytes=lie, frames=[(1, lie, lying)], extents=[(0, 0, lie)])
         )
     untold = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
-    assert "disagree" in refused(
-        forged(size_bytes=3, frames=[(1, 10, untold)], extents=[(0, 0, 3)])
+    assert "disagree" in read_refused(
+        forge(size_bytes=3, frames=[(1, 10, untold)], extents=[(0, 0, 3)])
     )
 
 
@@ -334,26 +338,26 @@ def test_extents_out_of_range_are_refused(
     extents: list[tuple[int, int, int]], message: str
 ) -> None:
     frames = [(0, 4, b"abcd")]
-    pack = forged(size_bytes=5, frames=frames, extents=extents, data=b"never")
-    assert message in refused(pack)
+    pack = forge(size_bytes=5, frames=frames, extents=extents, data=b"never")
+    assert message in read_refused(pack)
 
 
 @pytest.mark.guarantee(6)
 def test_a_payload_that_repeats_a_frame_beyond_the_bound_is_refused() -> None:
     repeats = limits.OBJECT_BYTES_MAX // FRAME_BYTES + 1
-    pack = forged(
+    pack = forge(
         size_bytes=repeats * FRAME_BYTES,
         frames=[(1, FRAME_BYTES, ZEROS)],
         extents=[(0, 0, FRAME_BYTES)] * repeats,
     )
-    assert "add up to" in refused(pack)
+    assert "add up to" in read_refused(pack)
 
 
 def test_a_pack_that_lists_too_many_others_is_refused() -> None:
     names = [noise(32, seed) for seed in range(SOURCES_MAX + 1)]
-    name, stored = forged(size_bytes=0, sources=names[:-1])
+    name, stored = forge(size_bytes=0, sources=names[:-1])
     assert Pack(stored, name, THREAD, None).sources == names[:-1]
-    assert "too many" in refused(forged(size_bytes=0, sources=names))
+    assert "too many" in read_refused(forge(size_bytes=0, sources=names))
 
 
 @pytest.mark.guarantee(6)
@@ -374,24 +378,24 @@ def test_a_pack_that_lists_too_many_others_is_refused() -> None:
 def test_a_manifest_that_counts_more_than_it_holds_is_refused(
     counts: tuple[int, int, int, int],
 ) -> None:
-    assert refused(forged(size_bytes=0, counts=counts))
+    assert read_refused(forge(size_bytes=0, counts=counts))
 
 
 @pytest.mark.guarantee(6)
 def test_barely_used_frames_are_not_inflated() -> None:
     frames = [(1, FRAME_BYTES, ZEROS)] * FRAMES_MAX
     extents = [(0, n * FRAME_BYTES, 1) for n in range(FRAMES_MAX)]
-    pack = forged(size_bytes=FRAMES_MAX, frames=frames, extents=extents)
-    assert "would be inflated" in refused(pack)
-    more = forged(size_bytes=FRAMES_MAX, frames=[*frames, frames[0]], extents=extents)
-    assert "too many" in refused(more)
+    pack = forge(size_bytes=FRAMES_MAX, frames=frames, extents=extents)
+    assert "would be inflated" in read_refused(pack)
+    more = forge(size_bytes=FRAMES_MAX, frames=[*frames, frames[0]], extents=extents)
+    assert "too many" in read_refused(more)
     packs = []
     for number in range(40):
-        name, stored = forged(size_bytes=0, frames=[*frames[:20], (0, 1, bytes([number]))])
+        name, stored = forge(size_bytes=0, frames=[*frames[:20], (0, 1, bytes([number]))])
         packs.append(Pack(stored, name, THREAD, None))
     extents = [(1 + n % 40, n // 40 * FRAME_BYTES, 1) for n in range(800)]
-    pack = forged(size_bytes=800, extents=extents, sources=[each.name for each in packs])
-    assert "would be inflated" in refused(pack, packs)
+    pack = forge(size_bytes=800, extents=extents, sources=[each.name for each in packs])
+    assert "would be inflated" in read_refused(pack, packs)
 
 
 @settings(max_examples=scaled(100, 300), deadline=None)
@@ -403,7 +407,7 @@ def test_bytes_that_are_no_pack_are_refused(head: bytes, rest: bytes) -> None:
             read(data, _hash(data[: len(start) + len(head)]), None)
 
 
-def continued(
+def build_continued_pack(
     base: tuple[bytes, bytes], base_data: bytes, added: bytes, *, base_bytes: int | None = None
 ) -> Contents:
     """The contents of a pack that begins with the data of another."""
@@ -431,11 +435,11 @@ def test_a_pack_continues_the_data_of_its_base_up_to_any_byte(
     first = build_pack(build_contents(first_data), THREAD, keys)
     own = noise(150, 2)
     extents = [Extent(1, 0, first_bytes), Extent(0, 10, 140)]
-    base = build_pack(pointing(own, extents, [(first[0], first_data)]), THREAD, keys)
+    base = build_pack(build_pointing_pack(own, extents, [(first[0], first_data)]), THREAD, keys)
     base_data = first_data + own[10:]
     taken = max(len(base_data) // 8, min(taken, len(base_data)))
     name, stored = build_pack(
-        continued(base, base_data, noise(added, 3), base_bytes=taken), THREAD, keys
+        build_continued_pack(base, base_data, noise(added, 3), base_bytes=taken), THREAD, keys
     )
     pack = Pack(stored, name, THREAD, keys)
     opened = {each: Pack(data, each, THREAD, keys) for each, data in (first, base)}
@@ -447,22 +451,24 @@ def test_a_pack_continues_the_data_of_its_base_up_to_any_byte(
 
 def test_a_base_with_a_base_or_with_too_few_bytes_is_refused() -> None:
     first = build_pack(build_contents(b"first"), THREAD, None)
-    second = build_pack(continued(first, b"first", b"second"), THREAD, None)
-    third = build_pack(continued(second, b"firstsecond", b"third"), THREAD, None)
+    second = build_pack(build_continued_pack(first, b"first", b"second"), THREAD, None)
+    third = build_pack(build_continued_pack(second, b"firstsecond", b"third"), THREAD, None)
     opened = Pack(second[1], second[0], THREAD, None)
     with pytest.raises(BlobCorrupt, match="its base has a base"):
         Pack(third[1], third[0], THREAD, None).resolve(opened)
-    name, stored = forged(size_bytes=9, sources=[first[0]], base_bytes=9)
+    name, stored = forge(size_bytes=9, sources=[first[0]], base_bytes=9)
     with pytest.raises(BlobCorrupt, match="its base has 5 bytes, not 9"):
         Pack(stored, name, THREAD, None).resolve(Pack(first[1], first[0], THREAD, None))
-    assert "names none" in refused(forged(size_bytes=9, base_bytes=9))
-    assert "add up to 10" in refused(forged(size_bytes=9, sources=[first[0]], base_bytes=10))
+    assert "names none" in read_refused(forge(size_bytes=9, base_bytes=9))
+    assert "add up to 10" in read_refused(forge(size_bytes=9, sources=[first[0]], base_bytes=10))
 
 
 def with_dictionary(own: bytes, holder: tuple[bytes, bytes], extent: Extent) -> Contents:
     """The contents of a pack that is compressed with a run of another, and points to it."""
     dictionary = holder[1][extent.start :][: extent.length]
-    contents = pointing(own, [Extent(1, 0, len(holder[1])), Extent(0, 0, len(own))], [holder])
+    contents = build_pointing_pack(
+        own, [Extent(1, 0, len(holder[1])), Extent(0, 0, len(own))], [holder]
+    )
     return dataclasses.replace(contents, dictionary=extent, dictionary_data=dictionary)
 
 
@@ -502,18 +508,18 @@ def test_chained_dictionaries_are_read_up_to_a_bound() -> None:
 def test_a_dictionary_that_is_not_listed_or_too_large_is_refused(
     dictionary: tuple[int, int, int],
 ) -> None:
-    pack = forged(size_bytes=0, sources=[noise(32)], dictionary=dictionary)
-    assert "names a dictionary" in refused(pack)
+    pack = forge(size_bytes=0, sources=[noise(32)], dictionary=dictionary)
+    assert "names a dictionary" in read_refused(pack)
 
 
 def test_a_dictionary_beyond_the_end_of_its_pack_is_refused() -> None:
     holder = build_pack(build_contents(b"abcd"), THREAD, None)
     opened = Pack(holder[1], holder[0], THREAD, None)
-    pack = forged(
+    pack = forge(
         size_bytes=4,
         frames=[(2, 4, b"abcd")],
         extents=[(0, 0, 4)],
         sources=[holder[0]],
         dictionary=(1, 2, 50),
     )
-    assert "beyond the end" in refused(pack, [opened])
+    assert "beyond the end" in read_refused(pack, [opened])

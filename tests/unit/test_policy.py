@@ -80,7 +80,7 @@ def test_a_larger_run_never_has_less_reason_to_end(one: RunSize, other: RunSize)
         assert find_roll_reason(Policy(), larger) is not None
 
 
-def least(field: str) -> Any:
+def find_least(field: str) -> Any:
     """Return the least value of a field that a policy takes, of some that are tried."""
     for value in (0.001, 0.1, 0.15, 0.2, 0.25, 0.5, 1, 50, 1024, 16 * limits.KIB):
         try:
@@ -104,7 +104,7 @@ def least(field: str) -> Any:
 def test_no_policy_ends_a_new_run(field: str) -> None:
     """It would continue as new for ever, without doing anything."""
     just_begun = RunSize(events=20, history_bytes=12 * limits.KIB, server_suggests=False)
-    assert find_roll_reason(Policy().with_changes({field: least(field)}), just_begun) is None
+    assert find_roll_reason(Policy().with_changes({field: find_least(field)}), just_begun) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def start(tmp_path: Path, arguments: list[str]) -> ManagedProcess:
     return ManagedProcess("sleeper", arguments, env=os.environ, log=tmp_path / "log")
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Whether a process has ended; one that nobody has waited for yet counts as ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -29,7 +29,7 @@ def gone(pid: int) -> bool:
 
 def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + 60
-    while not gone(pid):
+    while not has_ended(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.02)
 
@@ -40,7 +40,7 @@ async def test_a_process_is_stopped_when_its_block_ends(tmp_path: Path) -> None:
         assert process.returncode is None
     assert process.returncode == -signal.SIGTERM
     process.stop()  # A second time is harmless.
-    assert gone(process.pid)
+    assert has_ended(process.pid)
 
 
 async def test_a_process_that_ignores_the_request_is_killed(

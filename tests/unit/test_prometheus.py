@@ -25,7 +25,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 @contextmanager
-def listening(token: str = "", host: str = "127.0.0.1") -> Iterator[MetricsEndpoint]:
+def open_endpoint(token: str = "", host: str = "127.0.0.1") -> Iterator[MetricsEndpoint]:
     shown = MetricsEndpoint(host, 0, token)
     provider = MeterProvider([shown.reader], shutdown_on_exit=False)
     meters = Meters(provider.get_meter("everlong"))
@@ -39,7 +39,7 @@ def listening(token: str = "", host: str = "127.0.0.1") -> Iterator[MetricsEndpo
 
 
 def test_metrics_have_prometheus_names() -> None:
-    with listening() as shown:
+    with open_endpoint() as shown:
         text = httpx.get(shown.url).text
         assert 'everlong_holds_total{error="StoreUnavailable"} 2.0\n' in text
         bucket = (
@@ -54,7 +54,7 @@ def test_metrics_have_prometheus_names() -> None:
 
 
 def test_other_paths_are_not_found() -> None:
-    with listening() as shown:
+    with open_endpoint() as shown:
         base = shown.url.removesuffix("/metrics")
         assert httpx.get(base).text == "Everlong's metrics are at /metrics\n"
         assert httpx.get(f"{base}/metrics?name=x").status_code == 200
@@ -65,7 +65,7 @@ def test_other_paths_are_not_found() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"authorization": "Bearer wrong"}, {"x-token": "t0ken"}])
 def test_a_token_is_required(given: dict[str, str]) -> None:
-    with listening(token="t0ken") as shown:
+    with open_endpoint(token="t0ken") as shown:
         refused = httpx.get(shown.url, headers=given)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert "everlong" not in refused.text
@@ -74,7 +74,7 @@ def test_a_token_is_required(given: dict[str, str]) -> None:
 
 
 def test_concurrent_scrapes_get_complete_responses() -> None:
-    with listening() as shown:
+    with open_endpoint() as shown:
         texts: list[str] = []
         threads = [
             threading.Thread(target=lambda: texts.append(httpx.get(shown.url).text))
@@ -90,7 +90,7 @@ def test_concurrent_scrapes_get_complete_responses() -> None:
 
 def test_a_silent_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "_CONNECTION_SECONDS_MAX", 0.2)
-    with listening() as shown:
+    with open_endpoint() as shown:
         address = httpx.URL(shown.url)
         with socket.create_connection((address.host, address.port or 0), timeout=5) as slow:
             slow.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -101,7 +101,7 @@ def test_excess_connections_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prometheus, "_CONNECTIONS_MAX", 1)
-    with listening() as shown:
+    with open_endpoint() as shown:
         address = httpx.URL(shown.url)
         port = address.port or 0
         with socket.create_connection((address.host, port), timeout=5) as first:
@@ -115,7 +115,7 @@ def test_excess_connections_are_rejected(
 
 
 def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_behind() -> None:
-    with listening() as shown:
+    with open_endpoint() as shown:
         port = str(httpx.URL(shown.url).port)
         before = set(threading.enumerate())
         settings = load_settings(
@@ -135,18 +135,18 @@ def test_an_address_of_another_machine_is_a_clear_error() -> None:
         MetricsEndpoint("192.0.2.1", 0)
 
 
-def exposed(**environment: str) -> str:
+def load_exposed(**environment: str) -> str:
     settings = load_settings({"OTEL_EXPORTER_PROMETHEUS_HOST": "0.0.0.0", **environment})
     return require_metrics_host(settings)
 
 
 def test_a_token_or_an_opt_out_is_required_beyond_loopback() -> None:
     with pytest.raises(ConfigError, match=r"EVERLONG_TOKEN.*EVERLONG_METRICS_ANONYMOUS=1"):
-        exposed()
-    assert exposed(EVERLONG_TOKEN="t") == "0.0.0.0"
-    assert exposed(EVERLONG_METRICS_ANONYMOUS="1") == "0.0.0.0"
+        load_exposed()
+    assert load_exposed(EVERLONG_TOKEN="t") == "0.0.0.0"
+    assert load_exposed(EVERLONG_METRICS_ANONYMOUS="1") == "0.0.0.0"
     for host in ("localhost", "127.0.0.1", "::1"):
-        shown = exposed(OTEL_EXPORTER_PROMETHEUS_HOST=host)
+        shown = load_exposed(OTEL_EXPORTER_PROMETHEUS_HOST=host)
         assert shown == ("127.0.0.1" if host == "localhost" else host)
     # Only settings with the Prometheus exporter are checked.
     settings = load_settings({"OTEL_EXPORTER_PROMETHEUS_HOST": "0.0.0.0"})

@@ -12,14 +12,14 @@ from everlong.agents import Reply, tool
 from everlong.agents.providers import ProviderModel
 from everlong.errors import ModelUnavailable
 from everlong.models import Message, ToolCall
-from tests.support import fake_provider as told
+from tests.support import fake_provider
 from tests.support.fake_provider import Json, ProviderServer
 
 CHAT, RESPONSES, CLAUDE = "openai-chat:gpt-5", "openai:gpt-5", "anthropic:claude-sonnet-5"
 FORMATS: dict[str, Callable[..., Json]] = {
-    CHAT: told.chat,
-    RESPONSES: told.responses,
-    CLAUDE: told.anthropic,
+    CHAT: fake_provider.chat,
+    RESPONSES: fake_provider.responses,
+    CLAUDE: fake_provider.anthropic,
 }
 every_format = pytest.mark.parametrize("name", [CHAT, RESPONSES, CLAUDE])
 
@@ -38,7 +38,7 @@ def read(path: str, lines: int = 10) -> str:
 
 
 @pytest.fixture
-async def opened(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opener]:
+async def open_models(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opener]:
     """Make models that speak to a server, and close them in the end."""
     models: list[ProviderModel] = []
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -56,7 +56,7 @@ async def opened(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opener]:
         await model.close()
 
 
-def said(reply: Reply) -> Message:
+def to_message(reply: Reply) -> Message:
     return Message(
         role="assistant", text=reply.text, tool_calls=reply.tool_calls, native=reply.native
     )
@@ -76,7 +76,7 @@ async def converse(model: ProviderModel) -> list[Reply]:
     for _ in range(3):
         reply = await model.reply("Be brief.", conversation, [read])
         replies.append(reply)
-        conversation += [said(reply), *results(reply.tool_calls)]
+        conversation += [to_message(reply), *results(reply.tool_calls)]
     return replies
 
 
@@ -85,10 +85,10 @@ ONE = [("call_c", "read", "{}")]
 
 
 @every_format
-async def test_tool_calls_round_trip_over_several_turns(name: str, opened: Opener) -> None:
+async def test_tool_calls_round_trip_over_several_turns(name: str, open_models: Opener) -> None:
     made = FORMATS[name]
     async with ProviderServer(made("Two.", TWO), made("", ONE), made("All read.")) as server:
-        replies = await converse(opened(server, name))
+        replies = await converse(open_models(server, name))
     assert [reply.text for reply in replies] == ["Two.", "", "All read."]
     calls = [[(call.id, call.tool) for call in reply.tool_calls] for reply in replies]
     assert calls == [[("call_a", "read"), ("call_b", "read")], [("call_c", "read")], []]
@@ -113,15 +113,15 @@ def schema() -> Json:
     }
 
 
-async def asked(name: str, opened: Opener, **settings: Any) -> list[Json]:
+async def request_reply(name: str, open_models: Opener, **settings: Any) -> list[Json]:
     made = FORMATS[name]
     async with ProviderServer(made("Two.", TWO), made("", ONE), made("All read.")) as server:
-        await converse(opened(server, name, **settings))
+        await converse(open_models(server, name, **settings))
     return [request.body for request in server.requests]
 
 
-async def test_chat_completions_get_roles_ids_and_schema(opened: Opener) -> None:
-    *_, last = await asked(CHAT, opened, max_tokens=500)
+async def test_chat_completions_get_roles_ids_and_schema(open_models: Opener) -> None:
+    *_, last = await request_reply(CHAT, open_models, max_tokens=500)
     messages = last["messages"]
     assert [each["role"] for each in messages] == [
         "system",
@@ -147,8 +147,8 @@ async def test_chat_completions_get_roles_ids_and_schema(opened: Opener) -> None
     assert not last["stream"]
 
 
-async def test_the_responses_api_gets_items_with_their_ids(opened: Opener) -> None:
-    *_, last = await asked(RESPONSES, opened)
+async def test_the_responses_api_gets_items_with_their_ids(open_models: Opener) -> None:
+    *_, last = await request_reply(RESPONSES, open_models)
     assert last["instructions"] == "Be brief."
     calls = [each for each in last["input"] if each.get("type") == "function_call"]
     outputs = [each for each in last["input"] if each.get("type") == "function_call_output"]
@@ -163,8 +163,8 @@ async def test_the_responses_api_gets_items_with_their_ids(opened: Opener) -> No
 
 
 @pytest.mark.parametrize("max_tokens", [1024, 64_000])
-async def test_anthropic_messages_alternate(max_tokens: int, opened: Opener) -> None:
-    *_, last = await asked(CLAUDE, opened, max_tokens=max_tokens)
+async def test_anthropic_messages_alternate(max_tokens: int, open_models: Opener) -> None:
+    *_, last = await request_reply(CLAUDE, open_models, max_tokens=max_tokens)
     # Replies that may be long are streamed by the library; what comes of it is the same.
     assert last["stream"] is (max_tokens > 21_333)
     assert last["system"] == [{"type": "text", "text": "Be brief."}]
@@ -182,11 +182,11 @@ async def test_anthropic_messages_alternate(max_tokens: int, opened: Opener) -> 
 @pytest.mark.guarantee(51)
 @pytest.mark.parametrize("max_tokens", [1024, 64_000])
 async def test_thinking_is_returned_to_anthropic_with_its_signature(
-    max_tokens: int, opened: Opener
+    max_tokens: int, open_models: Opener
 ) -> None:
-    first = told.anthropic("", ONE, thinking=("Hm.", "c2lnbmF0dXJl"))
-    async with ProviderServer(first, told.anthropic("Done.")) as server:
-        model = opened(server, CLAUDE, max_tokens=max_tokens)
+    first = fake_provider.anthropic("", ONE, thinking=("Hm.", "c2lnbmF0dXJl"))
+    async with ProviderServer(first, fake_provider.anthropic("Done.")) as server:
+        model = open_models(server, CLAUDE, max_tokens=max_tokens)
         reply = await model.reply("", ASK, [read])
         # As the journal keeps it: through JSON and back.
         kept = Message(
@@ -201,32 +201,34 @@ async def test_thinking_is_returned_to_anthropic_with_its_signature(
     assert assistant[1]["type"] == "tool_use"
 
 
-async def test_encrypted_reasoning_is_returned_to_openai(opened: Opener) -> None:
-    first = told.responses("", ONE, reasoning="b3BhcXVl")
-    async with ProviderServer(first, told.responses("Done.")) as server:
-        model = opened(server, RESPONSES)
+async def test_encrypted_reasoning_is_returned_to_openai(open_models: Opener) -> None:
+    first = fake_provider.responses("", ONE, reasoning="b3BhcXVl")
+    async with ProviderServer(first, fake_provider.responses("Done.")) as server:
+        model = open_models(server, RESPONSES)
         reply = await model.reply("", ASK, [read])
-        await model.reply("", [*ASK, said(reply), *results(reply.tool_calls)], [read])
+        await model.reply("", [*ASK, to_message(reply), *results(reply.tool_calls)], [read])
     assert server.requests[0].body["include"] == ["reasoning.encrypted_content"]
     reasoning = server.requests[1].body["input"][1]
     assert (reasoning["type"], reasoning["encrypted_content"]) == ("reasoning", "b3BhcXVl")
 
 
-async def test_replies_of_one_provider_are_readable_by_another(opened: Opener) -> None:
-    thought = told.anthropic("Two.", TWO, thinking=("Hm.", "c2lnbmF0dXJl"))
+async def test_replies_of_one_provider_are_readable_by_another(open_models: Opener) -> None:
+    thought = fake_provider.anthropic("Two.", TWO, thinking=("Hm.", "c2lnbmF0dXJl"))
     async with ProviderServer(thought) as server:
-        reply = await opened(server, CLAUDE).reply("", ASK, [read])
-    async with ProviderServer(told.chat("Done.")) as server:
-        model = opened(server, CHAT)
-        answer = await model.reply("", [*ASK, said(reply), *results(reply.tool_calls)], [read])
+        reply = await open_models(server, CLAUDE).reply("", ASK, [read])
+    async with ProviderServer(fake_provider.chat("Done.")) as server:
+        model = open_models(server, CHAT)
+        answer = await model.reply(
+            "", [*ASK, to_message(reply), *results(reply.tool_calls)], [read]
+        )
     assert answer.text == "Done."
     assert "c2lnbmF0dXJl" not in json.dumps(server.requests[0].body)
 
 
-async def test_a_model_object_with_its_own_base_url_is_used(opened: Opener) -> None:
-    async with ProviderServer(told.error(500), told.chat("Here.")) as server:
+async def test_a_model_object_with_its_own_base_url_is_used(open_models: Opener) -> None:
+    async with ProviderServer(fake_provider.error(500), fake_provider.chat("Here.")) as server:
         provider = OpenAIProvider(base_url=f"{server.url}/own", api_key="own-key")
-        model = opened(server, OpenAIChatModel("llama", provider=provider))
+        model = open_models(server, OpenAIChatModel("llama", provider=provider))
         with pytest.raises(
             ModelUnavailable, match="model 'openai:llama': the provider answered with status 500"
         ):
@@ -236,28 +238,28 @@ async def test_a_model_object_with_its_own_base_url_is_used(opened: Opener) -> N
     assert server.requests[0].headers["authorization"] == "Bearer own-key"
 
 
-async def test_settings_of_the_agent_override_those_of_the_model(opened: Opener) -> None:
-    async with ProviderServer(told.chat("Here.")) as server:
+async def test_settings_of_the_agent_override_those_of_the_model(open_models: Opener) -> None:
+    async with ProviderServer(fake_provider.chat("Here.")) as server:
         provider = OpenAIProvider(base_url=server.url, api_key="own-key")
         settings = {"temperature": 0.25, "seed": 7}
         model = OpenAIChatModel("llama", provider=provider, settings=settings)  # type: ignore[arg-type] # a TypedDict
-        await opened(server, model, seed=8).reply("", ASK, [])
+        await open_models(server, model, seed=8).reply("", ASK, [])
     assert (server.requests[0].body["temperature"], server.requests[0].body["seed"]) == (0.25, 8)
 
 
 @every_format
 async def test_a_reply_without_usage_or_with_an_unknown_model_costs_nothing(
-    name: str, opened: Opener
+    name: str, open_models: Opener
 ) -> None:
     async with ProviderServer({**FORMATS[name]("Hi."), "model": "nobody-knows"}) as server:
-        reply = await opened(server, name).reply("", ASK, [])
+        reply = await open_models(server, name).reply("", ASK, [])
     assert (reply.tokens, reply.cost_usd) == (1100, 0.0)
 
 
-async def test_invalid_call_ids_are_replaced_deterministically(opened: Opener) -> None:
+async def test_invalid_call_ids_are_replaced_deterministically(open_models: Opener) -> None:
     odd = [("x" * 65, "read", ""), ("twice", "read", '{"path":'), ("twice", "read", "null")]
-    async with ProviderServer(told.chat(None, odd)) as server:
-        model = opened(server, CHAT)
+    async with ProviderServer(fake_provider.chat(None, odd)) as server:
+        model = open_models(server, CHAT)
         first, second = await model.reply("", ASK, [read]), await model.reply("", ASK, [read])
         ids = [call.id for call in first.tool_calls]
         assert ids[1] == "twice"
@@ -265,7 +267,7 @@ async def test_invalid_call_ids_are_replaced_deterministically(opened: Opener) -
         assert all(len(each) <= 64 for each in ids)
         assert [call.id for call in second.tool_calls] == ids
         assert [call.arguments for call in first.tool_calls] == ["{}", '{"path":', "null"]
-        await model.reply("", [*ASK, said(first), *results(first.tool_calls)], [read])
+        await model.reply("", [*ASK, to_message(first), *results(first.tool_calls)], [read])
     sent = server.requests[2].body["messages"]
     assert [each["id"] for each in sent[1]["tool_calls"]] == ids
     assert [each["tool_call_id"] for each in sent[2:]] == ids

@@ -11,7 +11,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from everlong.agents.providers import ProviderModel
 from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
-from tests.support import fake_provider as told
+from tests.support import fake_provider
 from tests.support.fake_provider import ProviderServer, Response
 from tests.unit.test_providers import (
     ASK,
@@ -22,10 +22,10 @@ from tests.unit.test_providers import (
     RESPONSES,
     Opener,
     every_format,
-    opened,
+    open_models,
 )
 
-__all__ = ["opened"]  # A fixture.
+__all__ = ["open_models"]  # A fixture.
 
 
 async def failure(server: ProviderServer, model: ProviderModel) -> EverlongError:
@@ -43,9 +43,9 @@ async def failure(server: ProviderServer, model: ProviderModel) -> EverlongError
 @pytest.mark.guarantee(51)
 @every_format
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
-async def test_transient_errors_are_retryable(name: str, status: int, opened: Opener) -> None:
-    async with ProviderServer(told.error(status)) as server:
-        error = await failure(server, opened(server, name))
+async def test_transient_errors_are_retryable(name: str, status: int, open_models: Opener) -> None:
+    async with ProviderServer(fake_provider.error(status)) as server:
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelUnavailable)
     assert str(error) == f"model {name!r}: the provider answered with status {status}"
     assert error.retry_after_seconds is None
@@ -64,10 +64,10 @@ async def test_transient_errors_are_retryable(name: str, status: int, opened: Op
     ],
 )
 async def test_a_rate_limit_gives_the_retry_delay(
-    name: str, headers: dict[str, str], seconds: float | None, opened: Opener
+    name: str, headers: dict[str, str], seconds: float | None, open_models: Opener
 ) -> None:
-    async with ProviderServer(told.error(429, **headers)) as server:
-        error = await failure(server, opened(server, name))
+    async with ProviderServer(fake_provider.error(429, **headers)) as server:
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelUnavailable)
     assert error.retry_after_seconds == seconds
 
@@ -79,44 +79,50 @@ async def test_a_rate_limit_gives_the_retry_delay(
     [(CHAT, "OPENAI_API_KEY"), (RESPONSES, "OPENAI_API_KEY"), (CLAUDE, "ANTHROPIC_API_KEY")],
 )
 async def test_a_rejected_key_is_named_and_not_shown(
-    name: str, key: str, status: int, opened: Opener
+    name: str, key: str, status: int, open_models: Opener
 ) -> None:
-    async with ProviderServer(told.error(status, "Incorrect API key: sk-openai")) as server:
-        error = await failure(server, opened(server, name))
+    async with ProviderServer(
+        fake_provider.error(status, "Incorrect API key: sk-openai")
+    ) as server:
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelRefused)
     assert str(error) == (
         f"the provider refused the API key of model {name!r} (status {status}): check {key}"
     )
 
 
-async def test_a_rejected_key_of_a_model_object_names_no_variable(opened: Opener) -> None:
-    async with ProviderServer(told.error(401)) as server:
+async def test_a_rejected_key_of_a_model_object_names_no_variable(open_models: Opener) -> None:
+    async with ProviderServer(fake_provider.error(401)) as server:
         provider = OpenAIProvider(base_url=server.url, api_key="sk-own")
-        error = await failure(server, opened(server, OpenAIChatModel("llama", provider=provider)))
+        error = await failure(
+            server, open_models(server, OpenAIChatModel("llama", provider=provider))
+        )
     assert str(error).endswith("check the key that it was made with")
 
 
 @every_format
 @pytest.mark.parametrize("status", [400, 404, 422])
 async def test_a_rejected_request_is_not_retried_and_reports_the_reason(
-    name: str, status: int, opened: Opener
+    name: str, status: int, open_models: Opener
 ) -> None:
-    async with ProviderServer(told.error(status, "no such thing\n" + "x" * 5000)) as server:
-        error = await failure(server, opened(server, name))
+    async with ProviderServer(
+        fake_provider.error(status, "no such thing\n" + "x" * 5000)
+    ) as server:
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelRefused)
     assert not error.context_too_large
     assert "rejects the request: no such thing xxx" in str(error)
 
 
 @every_format
-async def test_any_other_rejection_is_not_retried(name: str, opened: Opener) -> None:
-    async with ProviderServer(told.error(418)) as server:
-        error = await failure(server, opened(server, name))
+async def test_any_other_rejection_is_not_retried(name: str, open_models: Opener) -> None:
+    async with ProviderServer(fake_provider.error(418)) as server:
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelRefused)
     assert "status 418" in str(error)
 
 
-def coded(status: int, kind: str, message: str) -> Response:
+def make_error(status: int, kind: str, message: str) -> Response:
     inner = {"type": kind, "code": kind, "message": message}
     return Response(status=status, body={"type": "error", "error": inner})
 
@@ -124,16 +130,16 @@ def coded(status: int, kind: str, message: str) -> Response:
 @pytest.mark.parametrize(
     ("name", "response"),
     [
-        (CHAT, coded(400, "context_length_exceeded", "too long")),
-        (RESPONSES, coded(400, "context_length_exceeded", "too long")),
-        (CLAUDE, coded(400, "invalid_request_error", "prompt is too long: 3 > 2")),
+        (CHAT, make_error(400, "context_length_exceeded", "too long")),
+        (RESPONSES, make_error(400, "context_length_exceeded", "too long")),
+        (CLAUDE, make_error(400, "invalid_request_error", "prompt is too long: 3 > 2")),
     ],
 )
 async def test_an_oversized_context_is_recognized(
-    name: str, response: Response, opened: Opener
+    name: str, response: Response, open_models: Opener
 ) -> None:
     async with ProviderServer(response) as server:
-        error = await failure(server, opened(server, name))
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelRefused)
     assert error.context_too_large
     assert "compact_at_bytes" in str(error)
@@ -142,15 +148,15 @@ async def test_an_oversized_context_is_recognized(
 @pytest.mark.parametrize(
     ("name", "response"),
     [
-        (CHAT, coded(429, "insufficient_quota", "pay")),
-        (CLAUDE, coded(400, "invalid_request_error", "Your credit balance is too low")),
+        (CHAT, make_error(429, "insufficient_quota", "pay")),
+        (CLAUDE, make_error(400, "invalid_request_error", "Your credit balance is too low")),
     ],
 )
 async def test_an_exhausted_quota_is_not_retried(
-    name: str, response: Response, opened: Opener
+    name: str, response: Response, open_models: Opener
 ) -> None:
     async with ProviderServer(response) as server:
-        error = await failure(server, opened(server, name))
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelRefused)
     assert "no quota or credit left" in str(error)
 
@@ -171,10 +177,10 @@ MALFORMED: dict[str, Response] = {
 @pytest.mark.parametrize("kind", MALFORMED)
 @pytest.mark.parametrize("max_tokens", [1024, 64_000])
 async def test_an_unreadable_reply_is_retryable(
-    name: str, kind: str, max_tokens: int, opened: Opener
+    name: str, kind: str, max_tokens: int, open_models: Opener
 ) -> None:
     async with ProviderServer(MALFORMED[kind]) as server:
-        error = await failure(server, opened(server, name, max_tokens=max_tokens))
+        error = await failure(server, open_models(server, name, max_tokens=max_tokens))
     assert isinstance(error, ModelUnavailable)
     assert "busy" not in str(error)
 
@@ -193,69 +199,69 @@ async def test_an_unreadable_reply_is_retryable(
     ],
 )
 async def test_an_incomplete_reply_is_retryable(
-    name: str, change: dict[str, Any], opened: Opener
+    name: str, change: dict[str, Any], open_models: Opener
 ) -> None:
     async with ProviderServer({**FORMATS[name]("Hi."), **change}) as server:
-        error = await failure(server, opened(server, name, max_tokens=1024))
+        error = await failure(server, open_models(server, name, max_tokens=1024))
     assert isinstance(error, ModelUnavailable)
 
 
 @every_format
-async def test_an_empty_reply_is_returned(name: str, opened: Opener) -> None:
+async def test_an_empty_reply_is_returned(name: str, open_models: Opener) -> None:
     async with ProviderServer(FORMATS[name]("")) as server:
-        reply = await opened(server, name).reply("", ASK, [])
+        reply = await open_models(server, name).reply("", ASK, [])
     assert (reply.text, reply.tool_calls, reply.tokens) == ("", (), 1100)
     assert len(server.requests) == 1
 
 
 @every_format
-async def test_a_reply_that_cannot_be_stored_is_retryable(name: str, opened: Opener) -> None:
+async def test_a_reply_that_cannot_be_stored_is_retryable(name: str, open_models: Opener) -> None:
     async with ProviderServer(FORMATS[name]("lone \ud800")) as server:
-        error = await failure(server, opened(server, name))
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelUnavailable)
 
 
 @pytest.mark.parametrize(
     ("name", "reply", "reason"),
     [
-        (CHAT, told.chat("", finish="length"), "raise max_tokens"),
-        (CHAT, told.chat("", finish="content_filter"), "declined to answer"),
-        (CLAUDE, told.anthropic("", stop="max_tokens"), "raise max_tokens"),
-        (CLAUDE, told.anthropic("", stop="refusal"), "declined to answer"),
+        (CHAT, fake_provider.chat("", finish="length"), "raise max_tokens"),
+        (CHAT, fake_provider.chat("", finish="content_filter"), "declined to answer"),
+        (CLAUDE, fake_provider.anthropic("", stop="max_tokens"), "raise max_tokens"),
+        (CLAUDE, fake_provider.anthropic("", stop="refusal"), "declined to answer"),
     ],
 )
 async def test_a_refusal_of_the_model_is_not_retried(
-    name: str, reply: told.Json, reason: str, opened: Opener
+    name: str, reply: fake_provider.Json, reason: str, open_models: Opener
 ) -> None:
     async with ProviderServer(reply) as server:
-        error = await failure(server, opened(server, name))
+        error = await failure(server, open_models(server, name))
     assert isinstance(error, ModelRefused)
     assert reason in str(error)
 
 
 @pytest.mark.parametrize("events", range(1, 8))
-async def test_an_interrupted_stream_is_no_reply(events: int, opened: Opener) -> None:
-    whole = told.streamed(told.anthropic("Let me look.", ONE)).split(b"\n\n")
+async def test_an_interrupted_stream_is_no_reply(events: int, open_models: Opener) -> None:
+    whole = fake_provider.encode_stream(fake_provider.anthropic("Let me look.", ONE)).split(b"\n\n")
     assert len(whole) == 10
     cut = b"".join(event + b"\n\n" for event in whole[:events])
     broken = Response(body=cut, headers={"content-type": "text/event-stream"})
     async with ProviderServer(broken) as server:
-        error = await failure(server, opened(server, CLAUDE))
+        error = await failure(server, open_models(server, CLAUDE))
     assert isinstance(error, ModelUnavailable)
 
 
 @every_format
-async def test_a_call_to_a_hanging_provider_times_out(name: str, opened: Opener) -> None:
+async def test_a_call_to_a_hanging_provider_times_out(name: str, open_models: Opener) -> None:
     async with ProviderServer(Response(hang=True)) as server:
-        error = await failure(server, opened(server, name, timeout=0.2))
+        error = await failure(server, open_models(server, name, timeout=0.2))
     assert isinstance(error, ModelUnavailable)
     assert str(error).endswith("no reply in time")
 
 
 @every_format
-async def test_a_cancelled_call_ends_at_once(name: str, opened: Opener) -> None:
+async def test_a_cancelled_call_ends_at_once(name: str, open_models: Opener) -> None:
     async with ProviderServer(Response(hang=True)) as server:
-        call = asyncio.ensure_future(opened(server, name).reply("", ASK, []))
+        call = asyncio.ensure_future(open_models(server, name).reply("", ASK, []))
         async with asyncio.timeout(10):
             while not server.requests:
                 await asyncio.sleep(0.01)
@@ -265,23 +271,23 @@ async def test_a_cancelled_call_ends_at_once(name: str, opened: Opener) -> None:
 
 
 @every_format
-async def test_an_unreachable_provider_is_retryable(name: str, opened: Opener) -> None:
+async def test_an_unreachable_provider_is_retryable(name: str, open_models: Opener) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Bound, and nobody listens: connections are refused.
-        server = ProviderServer(told.error(500))
+        server = ProviderServer(fake_provider.error(500))
         server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ModelUnavailable, match="the provider cannot be reached"):
-            await opened(server, name).reply("", ASK, [])
+            await open_models(server, name).reply("", ASK, [])
 
 
 async def test_one_recoverable_model_of_several_makes_an_error_retryable(
-    opened: Opener,
+    open_models: Opener,
 ) -> None:
-    async with ProviderServer(told.error(400), told.error(503)) as server:
+    async with ProviderServer(fake_provider.error(400), fake_provider.error(503)) as server:
         provider = OpenAIProvider(base_url=server.url, api_key="sk-own")
         first, second = (OpenAIChatModel(name, provider=provider) for name in ("a", "b"))
         with pytest.raises(ModelUnavailable, match="status 503"):
-            await opened(server, FallbackModel(first, second)).reply("", ASK, [])
+            await open_models(server, FallbackModel(first, second)).reply("", ASK, [])
     assert len(server.requests) == 2
 
 

@@ -27,7 +27,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from everlong.agents.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, build_request
 from everlong.models import Kind, Message, ToolCall, build_body, parse_message
-from tests.support import fake_provider as told
+from tests.support import fake_provider
 from tests.support.fake_provider import Json, ProviderServer
 from tests.support.scale import scaled
 
@@ -166,7 +166,7 @@ def test_hand_written_bodies_equal_the_librarys_and_round_trip(
         assert {key: getattr(part, key) for key in written} == written
 
 
-def opened(name: str, url: str) -> ProviderModel:
+def open_model(name: str, url: str) -> ProviderModel:
     model: Model[Any]
     if name == "anthropic":
         model = AnthropicModel("claude", provider=AnthropicProvider(api_key="k", base_url=url))
@@ -179,16 +179,16 @@ def opened(name: str, url: str) -> ProviderModel:
 
 
 ANSWERS: dict[str, Callable[..., Json]] = {
-    "anthropic": told.anthropic,
-    "chat": told.chat,
-    "responses": told.responses,
+    "anthropic": fake_provider.anthropic,
+    "chat": fake_provider.chat,
+    "responses": fake_provider.responses,
 }
 
 
-async def sent_to(name: str, messages: list[Message]) -> Json:
+async def capture_request(name: str, messages: list[Message]) -> Json:
     """Return what a client really sends."""
     async with ProviderServer(ANSWERS[name]("Done.")) as server:
-        model = opened(name, server.url)
+        model = open_model(name, server.url)
         await model.reply("", messages, [])
         await model.close()
     return server.requests[0].body
@@ -222,7 +222,7 @@ def blank_natives() -> list[Message]:
 @pytest.mark.parametrize("reply", blank_natives(), ids=["plain", "native"])
 async def test_no_provider_is_sent_a_blank_text(name: str, result: str, reply: Message) -> None:
     empty = Message(role="tool", text=result, call_id="a", tool="read")
-    body = await sent_to(name, [USER, reply, empty, RESULT_B])
+    body = await capture_request(name, [USER, reply, empty, RESULT_B])
     assert all(each.strip() for each in strings(body))
     texts = strings(body)
     assert texts.count(NO_OUTPUT) == 1
@@ -239,7 +239,7 @@ async def test_no_provider_is_sent_a_blank_text(name: str, result: str, reply: M
 async def test_an_empty_reply_does_not_end_with_its_thinking() -> None:
     native = {**NATIVE, "parts": [NATIVE["parts"][0], {"part_kind": "text", "content": " "}]}
     said = Message(role="assistant", text=" ", native=native)
-    body = await sent_to("anthropic", [USER, said, USER])
+    body = await capture_request("anthropic", [USER, said, USER])
     assert [block["type"] for block in body["messages"][1]["content"]] == ["thinking", "text"]
     assert NO_OUTPUT in strings(body["messages"][1])
 
@@ -247,8 +247,8 @@ async def test_an_empty_reply_does_not_end_with_its_thinking() -> None:
 @pytest.mark.parametrize("odd", ["functions.read:0", "call|fc", "é", "a b", "x" * 65, "a\n"])
 async def test_a_call_id_that_a_provider_rejects_is_replaced(odd: str) -> None:
     calls = [("fine_-1", "read", "{}"), (odd, "read", "{}")]
-    async with ProviderServer(told.chat("", calls)) as server:
-        model = opened("chat", server.url)
+    async with ProviderServer(fake_provider.chat("", calls)) as server:
+        model = open_model("chat", server.url)
         reply = await model.reply("", [USER], [])
         await model.close()
     first, second = [call.id for call in reply.tool_calls]
@@ -261,7 +261,7 @@ async def test_a_call_id_that_a_provider_rejects_is_replaced(odd: str) -> None:
 @pytest.mark.parametrize("name", list(ANSWERS))
 async def test_a_closed_model_is_opened_again(name: str) -> None:
     async with ProviderServer(ANSWERS[name]("Done.")) as server:
-        model = opened(name, server.url)
+        model = open_model(name, server.url)
         for _ in range(2):
             assert (await model.reply("", [USER], [])).text == "Done."
             await model.close()

@@ -13,7 +13,7 @@ import pytest
 from everlong.errors import QueryRefused
 from everlong.queries import LIBRARY, Bounds, sandbox_main
 from everlong.queries.views import ENTRIES, THREADS
-from tests.support.query_runner import ENDLESS, ROW, check, needs_of, run, run_over, views
+from tests.support.query_runner import ENDLESS, ROW, check, find_needs, run, run_over, views
 
 
 async def test_views_are_read(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ async def test_a_deeply_nested_statement_is_refused(tmp_path: Path) -> None:
         "select " + "not " * 4500 + "true",
     ):
         with pytest.raises(QueryRefused):
-            await needs_of(deep, tmp_path)
+            await find_needs(deep, tmp_path)
 
 
 @pytest.mark.guarantee(102)
@@ -172,7 +172,7 @@ async def test_a_statement_that_exhausts_the_parser_is_refused(tmp_path: Path, b
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
     with pytest.raises(QueryRefused):
-        await needs_of(bomb, tmp_path)
+        await find_needs(bomb, tmp_path)
     assert time.monotonic() - started < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
 

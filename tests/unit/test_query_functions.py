@@ -40,7 +40,7 @@ VARYING = {
 }
 
 
-def known(where: str = "true") -> set[str]:
+def list_functions(where: str = "true") -> set[str]:
     rows = connection().execute(
         f"select distinct function_name from duckdb_functions() where {where}"
     )
@@ -51,9 +51,9 @@ def known(where: str = "true") -> set[str]:
 def test_every_function_of_duckdb_is_on_the_list_or_refused() -> None:
     scalars = {
         name.lower()
-        for name in known("function_type in ('scalar', 'aggregate', 'macro', 'window')")
+        for name in list_functions("function_type in ('scalar', 'aggregate', 'macro', 'window')")
     }
-    tables = {name.lower() for name in known("function_type in ('table', 'table_macro')")}
+    tables = {name.lower() for name in list_functions("function_type in ('table', 'table_macro')")}
     assert scalars & FUNCTIONS
     for name in scalars - FUNCTIONS:
         with pytest.raises(QueryRefused, match="cannot be used"):
@@ -68,11 +68,11 @@ def test_every_function_of_duckdb_is_on_the_list_or_refused() -> None:
 def test_every_listed_function_exists_and_is_listed_once() -> None:
     functions = {
         name.lower()
-        for name in known("function_type in ('scalar', 'aggregate', 'macro', 'window')")
+        for name in list_functions("function_type in ('scalar', 'aggregate', 'macro', 'window')")
     }
     # `->` and `!` are of the parser; unnest is a table function that it takes in expressions too.
     assert FUNCTIONS - functions <= {"->", "!", "unnest"}
-    assert known("function_type = 'table'") >= TABLE_FUNCTIONS
+    assert list_functions("function_type = 'table'") >= TABLE_FUNCTIONS
     listed = " ".join((*SCALAR_GROUPS.values(), *AGGREGATE_GROUPS.values())).split()
     assert len(listed) == len(set(listed))
     types = {
@@ -84,10 +84,10 @@ def test_every_listed_function_exists_and_is_listed_once() -> None:
 
 def test_no_listed_function_reads_more_than_its_arguments() -> None:
     assert not [name for name in FUNCTIONS | TABLE_FUNCTIONS if DANGEROUS.fullmatch(name)]
-    varying = known("stability <> 'CONSISTENT' or has_side_effects")
+    varying = list_functions("stability <> 'CONSISTENT' or has_side_effects")
     assert varying & FUNCTIONS <= VARYING
     # The snapshot names what DuckDB has: a name that was changed would go unseen.
-    assert {"current_setting", "getvariable", "read_text", "query_table"} <= known()
+    assert {"current_setting", "getvariable", "read_text", "query_table"} <= list_functions()
 
 
 def test_listed_macros_use_only_listed_functions() -> None:
@@ -99,12 +99,12 @@ def test_listed_macros_use_only_listed_functions() -> None:
     for name, definition in found:
         assert check(f"select {definition}").tables == frozenset(), name
     # A macro of tables could name any table: none is on the list.
-    assert not TABLE_FUNCTIONS & known("function_type = 'table_macro'")
+    assert not TABLE_FUNCTIONS & list_functions("function_type = 'table_macro'")
 
 
 def test_names_that_become_functions_are_refused_or_harmless() -> None:
     bare = {"localtime", "localtimestamp", "current_time", "current_timestamp", "current_path"}
-    for name in {*known(), *bare, "system_user", "user"}:
+    for name in {*list_functions(), *bare, "system_user", "user"}:
         try:
             connection().execute(f'explain select "{name}"')
         except duckdb.Error:

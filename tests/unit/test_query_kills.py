@@ -20,7 +20,7 @@ from everlong.queries.engine import (
     open_statement,
 )
 from everlong.queries.view_files import ViewFiles
-from tests.support.query_fuzzer import RSS_GROWTH_MAX, SECONDS_MAX, children, fuzz
+from tests.support.query_fuzzer import RSS_GROWTH_MAX, SECONDS_MAX, fuzz, list_children
 from tests.support.query_runner import ENDLESS
 
 ASKING = f"""
@@ -48,7 +48,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asking(what: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def start_asking(what: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     process = subprocess.Popen(
         [sys.executable, "-c", ASKING, what], stdout=subprocess.PIPE, text=True
     )
@@ -62,12 +62,12 @@ def asking(what: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 @pytest.fixture
 def reads() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    yield from asking("reads")
+    yield from start_asking("reads")
 
 
 @pytest.fixture
 def runs() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    yield from asking("runs")
+    yield from start_asking("runs")
 
 
 def wait(until: Callable[[], bool], seconds_max: float = 30) -> None:
@@ -166,13 +166,13 @@ async def test_a_cancelled_query_leaves_no_process_and_no_files(temporary: Path)
     while not list(temporary.glob("*/views.duckdb")):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
-    assert children()
+    assert list_children()
     started = time.monotonic()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert time.monotonic() - started < 5
-    assert not children()
+    assert not list_children()
     assert not list(temporary.iterdir())
 
 

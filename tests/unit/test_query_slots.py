@@ -16,7 +16,7 @@ from everlong.admin.web.routes.queries import (
 )
 
 
-class Asker:
+class SlotHolder:
     """Takes slots, each in a task of its own, until it is told to end."""
 
     def __init__(self, slots: QuerySlots) -> None:
@@ -48,8 +48,8 @@ class Asker:
 
 
 @contextlib.asynccontextmanager
-async def asking(wait_seconds: float = 60) -> AsyncIterator[Asker]:
-    asker = Asker(QuerySlots(wait_seconds))
+async def open_holder(wait_seconds: float = 60) -> AsyncIterator[SlotHolder]:
+    asker = SlotHolder(QuerySlots(wait_seconds))
     try:
         yield asker
     finally:
@@ -59,7 +59,7 @@ async def asking(wait_seconds: float = 60) -> AsyncIterator[Asker]:
 
 @pytest.mark.guarantee(102)
 async def test_a_user_with_two_queries_leaves_slots_to_others() -> None:
-    async with asking() as asker:
+    async with open_holder() as asker:
         await asker.ask("ana", 4)
         assert asker.held == ["ana"] * RUNNING_PER_USER_MAX
         await asker.ask("bob")
@@ -67,7 +67,7 @@ async def test_a_user_with_two_queries_leaves_slots_to_others() -> None:
 
 
 async def test_a_free_slot_goes_to_the_user_with_the_fewest_queries() -> None:
-    async with asking() as asker:
+    async with open_holder() as asker:
         await asker.ask("ana", 2)
         await asker.ask("bob", 1)
         await asker.ask("eve", 1)
@@ -99,7 +99,7 @@ async def test_a_request_that_waits_too_long_is_asked_to_retry() -> None:
 
 
 async def test_waiting_requests_of_a_user_are_bounded() -> None:
-    async with asking() as asker:
+    async with open_holder() as asker:
         await asker.ask("ana", RUNNING_PER_USER_MAX + WAITING_PER_USER_MAX + 1)
         assert asker.tasks[-1].done()
         with pytest.raises(HTTPException):
@@ -107,7 +107,7 @@ async def test_waiting_requests_of_a_user_are_bounded() -> None:
 
 
 async def test_a_slot_granted_to_a_cancelled_waiter_is_not_lost() -> None:
-    async with asking() as asker:
+    async with open_holder() as asker:
         await asker.ask("ana", 3)
         # Both at once: the slot is handed out before the one who waits for it has noticed its end.
         asker.tasks[0].cancel()

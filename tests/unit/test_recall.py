@@ -103,7 +103,7 @@ def test_a_pattern_that_would_hang_a_regular_expression_takes_one_pass(pattern: 
 THREAD = thread_key("default", "recalled")
 
 
-class Journalled:
+class JournalSession:
     """A journal that a test writes, and a session on it."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtin_tools, "_SEARCH_ENTRIES_MAX", 64)
 
 
-def arguments_in(hint: str) -> dict[str, object]:
+def parse_arguments(hint: str) -> dict[str, object]:
     """Return what a hint says to call recall with."""
     found = re.search(r"recall\((.*)\)", hint)
     assert found is not None
@@ -156,7 +156,7 @@ def arguments_in(hint: str) -> dict[str, object]:
 @pytest.mark.guarantee(59)
 @pytest.mark.usefixtures("small_bounds")
 async def test_a_search_without_a_match_stops_at_the_bound_and_can_continue() -> None:
-    journalled = Journalled()
+    journalled = JournalSession()
     for _ in range(20):
         await journalled.add("nothing here " * 1000)
     await journalled.add('a "needle"', Kind.MESSAGE)
@@ -169,28 +169,28 @@ async def test_a_search_without_a_match_stops_at_the_bound_and_can_continue() ->
         assert journalled.store.gets < 12
         if not said.startswith("[more"):
             break
-        assert arguments_in(said)["seq"] > asked["seq"]  # type: ignore[operator] # both are numbers
-        asked = arguments_in(said)
+        assert parse_arguments(said)["seq"] > asked["seq"]  # type: ignore[operator] # both are numbers
+        asked = parse_arguments(said)
     assert said.startswith("21 message: ")
     assert 5 < calls < 15
 
 
 @pytest.mark.usefixtures("small_bounds")
 async def test_an_oversized_entry_does_not_hide_later_ones() -> None:
-    journalled = Journalled()
+    journalled = JournalSession()
     await journalled.add("needle " + "abc " * 20_000)
     await journalled.add("needle", Kind.MESSAGE)
     with use_session(journalled.session()):
         first = await recall(seq=1, to_seq=2, pattern="needle")
         assert first.startswith("1 tool_result: ")
-        second = await recall(**arguments_in(first))  # type: ignore[arg-type] # as above
+        second = await recall(**parse_arguments(first))  # type: ignore[arg-type] # as above
         assert second == "offset 0: needle"
 
 
 @pytest.mark.guarantee(59)
 @pytest.mark.usefixtures("small_bounds")
 async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_continue() -> None:
-    journalled = Journalled()
+    journalled = JournalSession()
     await journalled.add("the needle", Kind.MESSAGE)
     for _ in range(200):
         await journalled.add("hay", Kind.MESSAGE)
@@ -203,14 +203,14 @@ async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_continue(
         assert journalled.store.gets < 20
         if "the needle" in said:
             break
-        asked = arguments_in(said)
+        asked = parse_arguments(said)
     assert calls == 4
     with use_session(journalled.session()), pytest.raises(ValueError, match="from entry 138 on"):
         await recall(ref="deadbeef")
 
 
 async def test_a_ref_shared_by_several_entries_is_shown_with_their_seqs() -> None:
-    journalled = Journalled()
+    journalled = JournalSession()
     messages = [Message(role="user", text=f"{n} " + "long " * 300) for n in range(3)]
     await journalled.take(
         [Item(build_entry(n, Kind.MESSAGE, each, 1), each) for n, each in enumerate(messages, 1)]
@@ -225,7 +225,7 @@ async def test_a_ref_shared_by_several_entries_is_shown_with_their_seqs() -> Non
 async def test_recall_finds_everything_that_compaction_omitted() -> None:
     """By what the context shows: the beginning of a thing to search for, or the seq of its line."""
     story = transcript("recalled", "ops")
-    journalled = Journalled()
+    journalled = JournalSession()
     await journalled.take(story.items)
     shown, _ = compact_in_rounds(story, 20_000)
     _, missing = measure_context(story, shown, recall=False)

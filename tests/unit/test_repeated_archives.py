@@ -21,10 +21,10 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import parse_compaction
 from tests.support import fake_namespace
-from tests.support.sample_archive import NOW_MS, Life, build_thread
+from tests.support.sample_archive import NOW_MS, ThreadBuilder, build_thread
 
 
-async def without_older_snapshot(store: MemoryBlobStore) -> Life:
+async def without_older_snapshot(store: MemoryBlobStore) -> ThreadBuilder:
     """Return a thread whose first snapshot is gone from the store."""
     life = await build_thread(PackStore(store))
     [older, _] = await compactions(life.journal, life.head)
@@ -36,11 +36,13 @@ async def compactions(journal: Journal, head: SegmentRef | None) -> list[Entry]:
     return [each for each in await journal.read(head) if each.kind == Kind.COMPACTION]
 
 
-async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life:
+async def revive_thread(
+    life: ThreadBuilder, manifest: manifests.Manifest, new_id: str
+) -> ThreadBuilder:
     archive = await StoredArchive.open(life.packs, manifest)
     seq = manifest.entries
     last = build_note(seq + 1, Kind.FORK, ForkNote(thread_id=life.thread_id, seq=seq), NOW_MS)
-    again = Life(life.packs, new_id, fake_namespace.NAMESPACE)
+    again = ThreadBuilder(life.packs, new_id, fake_namespace.NAMESPACE)
     found = await restore.restore_journal(
         life.packs, again.thread, archive, last, writer.ignore_progress
     )
@@ -53,9 +55,9 @@ async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life
 async def test_a_thread_revived_without_an_older_snapshot_is_archived_and_revived_again() -> None:
     store = MemoryBlobStore()
     life = await without_older_snapshot(store)
-    first = await life.archived()
+    first = await life.write_archive()
     assert first.snapshots_missing == 1
-    again = await revived(life, first, "again")
+    again = await revive_thread(life, first, "again")
     old = [key for key in store._objects if key.startswith(f"v1/{life.thread}/")]
     await store.delete(old)
     assert again.head is not None
@@ -65,10 +67,10 @@ async def test_a_thread_revived_without_an_older_snapshot_is_archived_and_revive
     assert b"what was before" in await again.journal.snapshot(again.head, newest)
     with pytest.raises(EverlongError):
         await again.journal.snapshot(again.head, gone)
-    second = await again.archived(5)
+    second = await again.write_archive(5)
     assert (second.snapshots_missing, second.snapshot_seq) == (1, newest.seq)
-    third = await revived(again, second, "third")
-    assert (await third.archived(6)).snapshots_missing == 1
+    third = await revive_thread(again, second, "third")
+    assert (await third.write_archive(6)).snapshots_missing == 1
 
 
 @pytest.mark.guarantee(101)
@@ -76,25 +78,25 @@ async def test_a_sweep_of_a_thread_revived_without_an_older_snapshot_is_complete
     store = MemoryBlobStore()
     world = fake_namespace.FakeNamespace(store)
     life = await without_older_snapshot(store)
-    again = await revived(life, await life.archived(), "again")
+    again = await revive_thread(life, await life.write_archive(), "again")
     assert again.head is not None
     await store.delete([key for key in store._objects if key.startswith(f"v1/{life.thread}/")])
-    world.start("again", first=await world.named("again", again.head))
+    world.start("again", first=await world.name_head("again", again.head))
     left = {key for key in await world.keys() if again.thread in key}
     for _ in range(3):
         report = await world.sweep(whole_store=True)
         assert not report.incomplete
     assert await world.keys() <= left
     assert len(await again.journal.read(again.head)) == 22
-    assert (await again.archived(7)).entries == 22
+    assert (await again.write_archive(7)).entries == 22
 
 
 async def test_the_sender_of_a_message_is_in_the_archive_and_in_a_revived_journal() -> None:
-    life = Life(PackStore(MemoryBlobStore()))
+    life = ThreadBuilder(PackStore(MemoryBlobStore()))
     entry = build_entry(1, Kind.MESSAGE, Message(role="user", text="hello"), NOW_MS)
     await life.add(dataclasses.replace(entry, data={"by": "ann"}))
     await life.compact()
-    again = await revived(life, await life.archived(), "again")
+    again = await revive_thread(life, await life.write_archive(), "again")
     [said] = await again.journal.read(again.head, 1, 1)
     assert said.data == {"by": "ann"}
     [message] = await again.journal.messages([said])

@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request
 from everlong.admin.web.routes.queries import CLIENT_GONE, run_while_connected
 
 
-def request_of(messages: "asyncio.Queue[dict[str, str]]") -> Request:
+def make_request(messages: "asyncio.Queue[dict[str, str]]") -> Request:
     return Request({"type": "http", "method": "POST", "headers": []}, messages.get)
 
 
@@ -22,7 +22,7 @@ async def test_work_is_cancelled_when_its_client_disconnects() -> None:
         finally:
             ended.set()
 
-    asking = asyncio.create_task(run_while_connected(request_of(messages), work()))
+    asking = asyncio.create_task(run_while_connected(make_request(messages), work()))
     messages.put_nowait({"type": "http.request"})
     await asyncio.sleep(0.01)
     assert not asking.done()
@@ -42,9 +42,9 @@ async def test_results_and_errors_of_the_work_are_passed_on() -> None:
     async def seven() -> int:
         return 7
 
-    assert await run_while_connected(request_of(messages), seven()) == 7
+    assert await run_while_connected(make_request(messages), seven()) == 7
     with pytest.raises(LookupError, match="as it is"):
-        await run_while_connected(request_of(messages), fail())
+        await run_while_connected(make_request(messages), fail())
 
 
 async def test_work_ends_with_the_task_that_waits_for_it() -> None:
@@ -57,7 +57,7 @@ async def test_work_ends_with_the_task_that_waits_for_it() -> None:
         finally:
             ended.set()
 
-    asking = asyncio.create_task(run_while_connected(request_of(messages), work()))
+    asking = asyncio.create_task(run_while_connected(make_request(messages), work()))
     await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

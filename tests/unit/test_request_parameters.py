@@ -118,7 +118,7 @@ async def test_an_invalid_run_id_makes_no_request(run: str) -> None:
         assert (await client.get(f"/fragments/runs?id=a&run={run}")).status_code == 422
 
 
-def asks(path: str, **body: Any) -> tuple[str, bytes]:
+def make_body(path: str, **body: Any) -> tuple[str, bytes]:
     return path, json.dumps(body).encode()
 
 
@@ -129,11 +129,11 @@ LIMITS = "/api/v1/threads/a/limits"
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        asks("/api/v1/query", sql="select 1", threads=[1] * 1_000_000),
-        asks("/api/v1/query", sql="select 1", threads=["a"] * 500_000),
-        asks(LIMITS, changes={f"\ud800{number}": 1 for number in range(200_000)}),
-        asks(PREVIEW, action="limits", arguments={"a": [1] * 1_000_000}),
-        asks(PREVIEW, action="limits", arguments={"a": {str(n): 1 for n in range(200_000)}}),
+        make_body("/api/v1/query", sql="select 1", threads=[1] * 1_000_000),
+        make_body("/api/v1/query", sql="select 1", threads=["a"] * 500_000),
+        make_body(LIMITS, changes={f"\ud800{number}": 1 for number in range(200_000)}),
+        make_body(PREVIEW, action="limits", arguments={"a": [1] * 1_000_000}),
+        make_body(PREVIEW, action="limits", arguments={"a": {str(n): 1 for n in range(200_000)}}),
     ],
     ids=["numbers", "texts", "names", "values", "nested names"],
 )

@@ -100,13 +100,13 @@ def new_harness(resumes: ResumeLog | None = None) -> HookHarness:
     return HookHarness(hook, history, resumes, exporter, reader)
 
 
-def scheduled(queue: str = "") -> HistoryEvent:
+def make_scheduled_event(queue: str = "") -> HistoryEvent:
     kind = TaskQueueKind.TASK_QUEUE_KIND_STICKY if queue else TaskQueueKind.TASK_QUEUE_KIND_NORMAL
     task = WorkflowTaskScheduledEventAttributes(task_queue=TaskQueue(name=queue or "q", kind=kind))
     return HistoryEvent(workflow_task_scheduled_event_attributes=task)
 
 
-def completed(identity: str) -> HistoryEvent:
+def make_completed_event(identity: str) -> HistoryEvent:
     return HistoryEvent(
         workflow_task_completed_event_attributes=WorkflowTaskCompletedEventAttributes(
             identity=identity
@@ -198,9 +198,17 @@ def test_a_query_after_a_crash_is_a_resume_by_crash() -> None:
 @pytest.mark.parametrize(
     ("events", "cause"),
     [
-        ([scheduled(), completed("a")], "new_worker"),
-        ([scheduled(), completed("a"), scheduled("a-1"), TIMED_OUT], "crash"),
-        ([scheduled(), completed("a"), ENDED], "closed"),
+        ([make_scheduled_event(), make_completed_event("a")], "new_worker"),
+        (
+            [
+                make_scheduled_event(),
+                make_completed_event("a"),
+                make_scheduled_event("a-1"),
+                TIMED_OUT,
+            ],
+            "crash",
+        ),
+        ([make_scheduled_event(), make_completed_event("a"), ENDED], "closed"),
     ],
 )
 @pytest.mark.parametrize("end", ["live", "query"])
@@ -235,11 +243,11 @@ def test_the_sticky_queue_is_known_once_its_worker_has_done_two_tasks() -> None:
             worker.add_event(event.WhichOneof("attributes") or "", event)
         return worker.sticky_queue.name if worker.sticky_queue else ""
 
-    assert note(scheduled(), completed("a")) == ""
-    assert note(scheduled("a-1"), completed("a")) == "a-1"
-    assert note(scheduled("a-1")) == "a-1"
-    assert note(completed("b")) == ""  # Another worker took that one.
-    assert note(scheduled("b-1")) == "b-1"
+    assert note(make_scheduled_event(), make_completed_event("a")) == ""
+    assert note(make_scheduled_event("a-1"), make_completed_event("a")) == "a-1"
+    assert note(make_scheduled_event("a-1")) == "a-1"
+    assert note(make_completed_event("b")) == ""  # Another worker took that one.
+    assert note(make_scheduled_event("b-1")) == "b-1"
 
 
 class Server:
@@ -271,7 +279,7 @@ class Server:
 
 def last_worker(queue: str) -> LastWorker:
     worker = LastWorker()
-    for event in (scheduled(), completed("a"), scheduled(queue)):
+    for event in (make_scheduled_event(), make_completed_event("a"), make_scheduled_event(queue)):
         worker.add_event(event.WhichOneof("attributes") or "", event)
     return worker
 

@@ -40,7 +40,7 @@ class FakeClient:
         self.objects[path] = data
 
 
-def store_of(client: Any) -> BucketBlobStore:
+def make_store(client: Any) -> BucketBlobStore:
     return BucketBlobStore("s3://b", "", reads=client, writes=client, bulk_delete=True)
 
 
@@ -78,7 +78,7 @@ class FakeS3:
 
 
 @contextmanager
-def serving(fake: FakeS3) -> Iterator[None]:
+def serve(fake: FakeS3) -> Iterator[None]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -121,11 +121,11 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
     for name in ("PROFILE", "SESSION_TOKEN", "CA_BUNDLE", "CONDITIONAL_PUT"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     fake = FakeS3()
-    with serving(fake):
+    with serve(fake):
         yield fake
 
 
-def opened(s3: FakeS3) -> BlobStore:
+def open_bucket(s3: FakeS3) -> BlobStore:
     return open_store(f"s3://bucket/p?endpoint={s3.endpoint}")
 
 
@@ -133,7 +133,7 @@ async def test_a_repeated_put_to_a_slow_store_succeeds(monkeypatch: pytest.Monke
     """Each of the two requests has the time of one."""
     monkeypatch.setattr(buckets, "_ANSWER_SECONDS_MAX", 1.0)
     client = FakeClient(0.6)
-    store = store_of(client)
+    store = make_store(client)
     assert await store.put("v1/x", b"d") is True
     assert await store.put("v1/x", b"d") is False
     assert client.requests == [CONDITIONAL, CONDITIONAL, PLAIN]
@@ -144,7 +144,7 @@ async def test_a_put_after_one_that_failed_is_a_single_request(
 ) -> None:
     monkeypatch.setattr(buckets, "_ANSWER_SECONDS_MAX", 0.1)
     client = FakeClient(10.0)
-    store = store_of(client)
+    store = make_store(client)
     with pytest.raises(StoreUnavailable, match="did not answer in time"):
         await store.put("v1/x", b"d")
     monkeypatch.setattr(buckets, "_ANSWER_SECONDS_MAX", 10.0)
@@ -157,7 +157,7 @@ async def test_a_put_after_one_that_failed_is_a_single_request(
 
 async def test_a_put_that_was_cancelled_is_a_single_request_the_next_time() -> None:
     client = FakeClient(10.0)
-    store = store_of(client)
+    store = make_store(client)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(store.put("v1/x", b"d"), 0.1)
     client.seconds = 0.0
@@ -169,7 +169,7 @@ async def test_objects_are_written_where_the_condition_is_disabled(
     s3: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
-    store = opened(s3)
+    store = open_bucket(s3)
     assert await store.put("x", b"d") is None
     assert await store.put("x", b"d") is None
     assert s3.requests == [PLAIN, PLAIN]
@@ -183,7 +183,7 @@ async def test_objects_are_written_where_the_condition_is_disabled(
 async def test_a_server_that_refuses_the_condition_is_tried_once(
     s3: FakeS3, answer: Answer
 ) -> None:
-    store = opened(s3)
+    store = open_bucket(s3)
     s3.script = [answer]
     assert await store.put("x", b"d") is None
     assert await store.put("y", b"d") is None
@@ -192,7 +192,7 @@ async def test_a_server_that_refuses_the_condition_is_tried_once(
 
 async def test_a_server_that_refuses_the_plain_put_too_is_tried_again(s3: FakeS3) -> None:
     """The 400 was not for the condition."""
-    store = opened(s3)
+    store = open_bucket(s3)
     s3.script = [Answer(400, "InvalidRequest")]
     s3.plain_status = 400
     with pytest.raises(StoreUnavailable, match="answered 400 InvalidRequest"):
@@ -204,7 +204,7 @@ async def test_a_server_that_refuses_the_plain_put_too_is_tried_again(s3: FakeS3
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "RequestTimeout"])
 async def test_a_refusal_for_another_reason_keeps_the_condition(s3: FakeS3, code: str) -> None:
-    store = opened(s3)
+    store = open_bucket(s3)
     s3.script = [Answer(400, code)]
     with pytest.raises(StoreUnavailable, match=code):
         await store.put("x", b"d")
@@ -217,7 +217,7 @@ async def test_a_refusal_for_another_reason_keeps_the_condition(s3: FakeS3, code
 async def test_an_object_whose_put_got_an_error_is_not_taken_for_an_older_one(
     s3: FakeS3, status: int, *, takes_object: bool
 ) -> None:
-    store = opened(s3)
+    store = open_bucket(s3)
     s3.script = [Answer(status, "InternalError", takes_object)]
     assert await store.put("x", b"d") is None
     assert await store.put("x", b"d") is False

@@ -15,7 +15,7 @@ from everlong import EverlongPlugin
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import _HookedInstance, install_hooks, pass_package_through
 from everlong.interceptors.sdk_internals import HookedRunner
-from tests.support.missing_sdk_apis import REMOVALS, warnings_of
+from tests.support.missing_sdk_apis import REMOVALS, list_warnings
 
 ROOT = Path(everlong.__file__).parent
 
@@ -30,7 +30,7 @@ def none_off(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_the_installed_sdk_has_every_private_api_in_use(caplog: pytest.LogCaptureFixture) -> None:
     EverlongPlugin(store="memory:")
     assert sdk_internals._off == set()
-    assert warnings_of(caplog) == []
+    assert list_warnings(caplog) == []
 
 
 @pytest.mark.parametrize("missing", REMOVALS)
@@ -42,7 +42,7 @@ def test_a_missing_api_costs_its_own_feature_and_one_warning(
     for _ in range(2):
         EverlongPlugin(store="memory:")
     assert sdk_internals._off == {feature}
-    [warning] = warnings_of(caplog)
+    [warning] = list_warnings(caplog)
     for part in (feature.name, feature.api, feature.loss):
         assert part in warning
     none_off.setattr(sdk_internals, "_off", set())
@@ -55,7 +55,7 @@ def test_a_worker_without_a_bridge_loses_eviction_only(caplog: pytest.LogCapture
         sdk_internals.probe_worker(worker)
         sdk_internals.evict(worker, "a run")
     assert sdk_internals._off == {sdk_internals.EVICTION}
-    [warning] = warnings_of(caplog)
+    [warning] = list_warnings(caplog)
     assert "_bridge_worker" in warning
     sdk_internals._off.clear()
 
@@ -76,7 +76,7 @@ def test_an_api_that_fails_in_use_costs_its_feature_and_one_warning(
     sdk_internals.probe()
     REMOVALS["_Runtime"][1](none_off)
     assert [sdk_internals.next_activity_id() for _ in range(3)] == ["", "", ""]
-    assert len(warnings_of(caplog)) == 1
+    assert len(list_warnings(caplog)) == 1
     sdk_internals._off.clear()
 
 

@@ -56,15 +56,15 @@ class FakeClient:
         self.operator_service = operator
 
 
-def client_of(operator: Operator) -> Client:
+def make_client(operator: Operator) -> Client:
     return cast("Client", FakeClient(operator))
 
 
-def watch_of(
+def open_watch(
     *answers: ListSearchAttributesResponse | Exception,
 ) -> tuple[AttributeWatch, list[str]]:
     found: list[str] = []
-    client = client_of(Operator(*answers))
+    client = make_client(Operator(*answers))
     return AttributeWatch(lambda: client, found.append), found
 
 
@@ -73,7 +73,7 @@ async def paces(watch: AttributeWatch, times: int) -> Sequence[float | None]:
 
 
 async def test_existing_attributes_take_one_call() -> None:
-    watch, found = watch_of(ALL)
+    watch, found = open_watch(ALL)
     await watch.run(await watch.ask())
     assert (found, watch.calls) == (["ours"], 1)
 
@@ -82,7 +82,7 @@ async def test_failed_calls_are_retried_until_the_answer_is_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(search_attributes, "RETRY_SECONDS", 0.001)
-    watch, found = watch_of(DOWN, REFUSED, RuntimeError("cannot connect"), ALL)
+    watch, found = open_watch(DOWN, REFUSED, RuntimeError("cannot connect"), ALL)
     async with asyncio.timeout(30):
         await watch.run(await watch.ask())
     assert (found, watch.calls) == (["ours"], 4)
@@ -90,7 +90,7 @@ async def test_failed_calls_are_retried_until_the_answer_is_known(
 
 
 async def test_calls_to_a_failing_server_back_off() -> None:
-    watch, found = watch_of(DOWN)
+    watch, found = open_watch(DOWN)
     asked = await paces(watch, 12)
     assert asked[:4] == [1, 2, 4, 8]
     assert asked[-1] == RETRY_SECONDS_MAX
@@ -100,7 +100,7 @@ async def test_calls_to_a_failing_server_back_off() -> None:
 async def test_missing_attributes_are_checked_slowly_and_warned_about_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    watch, found = watch_of(NONE)
+    watch, found = open_watch(NONE)
     assert await paces(watch, 3) == [MISSING_SECONDS] * 3
     assert found == []
     [warning] = caplog.messages
@@ -111,14 +111,14 @@ async def test_an_attribute_of_another_type_counts_as_missing() -> None:
     wrong = ListSearchAttributesResponse()
     wrong.CopyFrom(ALL)
     wrong.custom_attributes["EverlongStatus"] = IndexedValueType.INDEXED_VALUE_TYPE_INT
-    watch, found = watch_of(wrong, NONE, ALL)
+    watch, found = open_watch(wrong, NONE, ALL)
     assert await paces(watch, 3) == [MISSING_SECONDS, MISSING_SECONDS, None]
     assert found == ["ours"]
 
 
 async def test_programs_that_start_threads_check_once() -> None:
     operator = Operator(ALL)
-    client = client_of(operator)
+    client = make_client(operator)
     assert all(await asyncio.gather(*(has_attributes(client) for _ in range(100))))
     assert await has_attributes(client)
     assert operator.calls == 1
@@ -129,7 +129,7 @@ async def test_programs_check_again_a_minute_after_another_answer(
     answer: ListSearchAttributesResponse | Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = Operator(answer, ALL)
-    client = client_of(operator)
+    client = make_client(operator)
     assert not any([await has_attributes(client) for _ in range(3)])
     assert operator.calls == 1
     now = time.monotonic()

@@ -37,7 +37,7 @@ async def test_an_invalid_origin_is_foreign(origin: str) -> None:
     assert answer.status_code == 403
 
 
-def behind(hosts: str) -> Access:
+def load_proxied_access(hosts: str) -> Access:
     return load_access(load_settings({**PROXY, "EVERLONG_HOSTS": hosts}))
 
 
@@ -71,7 +71,7 @@ async def test_behind_a_proxy_host_and_port_are_compared(
     hosts: str, host: str, origin: str, is_ours: bool
 ) -> None:
     async with open_http_client(
-        access=behind(hosts), address="10.0.0.9", host=f"http://{host}"
+        access=load_proxied_access(hosts), address="10.0.0.9", host=f"http://{host}"
     ) as client:
         headers = {"x-forwarded-user": "ana", "origin": origin}
         answer = await client.post(PAUSE, json={}, headers=headers)
@@ -81,7 +81,7 @@ async def test_behind_a_proxy_host_and_port_are_compared(
 @pytest.mark.parametrize("hosts", ["https://ops.example.org", "a:b", "a/b", "[::", "me@a"])
 async def test_an_invalid_host_is_refused_at_the_start(hosts: str) -> None:
     with pytest.raises(ConfigError, match="EVERLONG_HOSTS"):
-        behind(hosts)
+        load_proxied_access(hosts)
     assert parse_netloc(hosts) is None
 
 

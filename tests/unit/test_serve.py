@@ -25,7 +25,7 @@ MALLORY = {**HOST, "x-forwarded-user": "mallory", "x-everlong-role": "admin"}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Serving:
+class RunningServer:
     """A server that runs."""
 
     def __init__(self, process: ManagedProcess, port: int) -> None:
@@ -39,7 +39,7 @@ class Serving:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningServer]:
     folder = tmp_path_factory.mktemp("serving")
     env = {
         **drop_temporal_variables(),
@@ -56,26 +56,26 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     with ManagedProcess("serve", arguments, env=env, log=folder / "log") as process:
         await process.wait_for_output(CODEC_SERVER_READY, 60)
-        yield Serving(process, port)
+        yield RunningServer(process, port)
 
 
 @pytest.mark.guarantee(91)
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip"])
-async def test_a_header_makes_no_client_a_proxy(serving: Serving, header: str) -> None:
+async def test_a_header_makes_no_client_a_proxy(serving: RunningServer, header: str) -> None:
     told = {**MALLORY, header: f"for={PROXY}" if header == "forwarded" else PROXY}
     async with serving.client() as client:
         answer = await client.get("/api/v1/session", headers=told)
     assert answer.status_code == 401
 
 
-async def test_a_trusted_proxy_may_forward_any_user(serving: Serving) -> None:
+async def test_a_trusted_proxy_may_forward_any_user(serving: RunningServer) -> None:
     async with serving.client(PROXY) as client:
         told = {**MALLORY, "x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
         answer = await client.get("/api/v1/session", headers=told)
     assert (answer.json()["name"], answer.json()["via"]) == ("mallory", "proxy")
 
 
-async def test_a_websocket_request_is_no_server_error(serving: Serving) -> None:
+async def test_a_websocket_request_is_no_server_error(serving: RunningServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
     with contextlib.closing(writer):
         writer.write(
@@ -87,7 +87,7 @@ async def test_a_websocket_request_is_no_server_error(serving: Serving) -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
 
 
-async def logged(serving: Serving, line: str) -> None:
+async def wait_for_log(serving: RunningServer, line: str) -> None:
     """Wait until the log has a line, with its time before it and what it took behind it."""
     wanted = re.compile(rf"^\d{{4}}-\d\d-\d\d [\d:,]+ INFO {re.escape(line)} \d+ ms$", re.MULTILINE)
     async with asyncio.timeout(30):
@@ -96,7 +96,7 @@ async def logged(serving: Serving, line: str) -> None:
 
 
 @pytest.mark.guarantee(94)
-async def test_each_request_is_one_log_line_without_content(serving: Serving) -> None:
+async def test_each_request_is_one_log_line_without_content(serving: RunningServer) -> None:
     async with serving.client() as client:
         await client.get("/api/v1/query?x=secret", headers=BEARER)
         await client.get("/api/v1/threads/secret-id", headers=BEARER)
@@ -118,7 +118,7 @@ async def test_each_request_is_one_log_line_without_content(serving: Serving) ->
         "POST /api/v1/session 200 ana",
         "GET (none) 400 -",
     ):
-        await logged(serving, line)
+        await wait_for_log(serving, line)
     assert "secret" not in serving.process.output()
     assert "/static/" not in serving.process.output(), "nobody wants to read of that"
     assert TOKEN not in serving.process.output()

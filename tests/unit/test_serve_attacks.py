@@ -27,7 +27,7 @@ PEAK_BYTES_MAX = 400 * MIB
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Serving:
+class RunningServer:
     """A server that runs, over a store that anybody may write."""
 
     def __init__(self, process: ManagedProcess, port: int, root: Path) -> None:
@@ -40,7 +40,7 @@ class Serving:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningServer]:
     folder = tmp_path_factory.mktemp("attacked")
     root = folder / "blobs"
     open_store(root.as_uri())
@@ -55,17 +55,17 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     with ManagedProcess("serve", arguments, env=env, log=folder / "log") as process:
         await process.wait_for_output(CODEC_SERVER_READY, 60)
-        yield Serving(process, port, root)
+        yield RunningServer(process, port, root)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def client(serving: Serving) -> AsyncIterator[httpx.AsyncClient]:
+async def client(serving: RunningServer) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=serving.url, timeout=120) as client:
         yield client
         assert (await client.get("/healthz")).status_code == 200
 
 
-async def size_of(client: httpx.AsyncClient, body: object) -> tuple[int, int]:
+async def measure_answer(client: httpx.AsyncClient, body: object) -> tuple[int, int]:
     """Decode, and read the answer without keeping it; return its status and its bytes."""
     size_bytes = 0
     async with client.stream("POST", "/decode", json=body) as answer:
@@ -76,19 +76,21 @@ async def size_of(client: httpx.AsyncClient, body: object) -> tuple[int, int]:
 
 @pytest.mark.guarantee(88)
 async def test_forged_packs_stay_within_the_servers_bounds(
-    serving: Serving, client: httpx.AsyncClient
+    serving: RunningServer, client: httpx.AsyncClient
 ) -> None:
     root = serving.root
     twice = as_json(refs(forged_packs.repeated_source(root, 512, 64 * 1024)))
     for _ in range(3):
-        assert (await size_of(client, twice))[0] == 422
+        assert (await measure_answer(client, twice))[0] == 422
     giant = as_json(refs(forged_packs.sparse_file(root, 64 * 1024 * MIB)))
-    assert (await size_of(client, giant))[0] == 422
+    assert (await measure_answer(client, giant))[0] == 422
     # In order, and for one as large as a response may be; for the first, 512 MiB are inflated.
     many = as_json(refs(forged_packs.many_sources(root, 64, 8, 64 * 1024)))
     repeated = as_json(refs(forged_packs.one_frame(root, 64 * MIB)))
     bombs = as_json([forged_packs.inline_bomb(16 * MIB)] * 2)
-    found = await asyncio.gather(*(size_of(client, each) for each in (many, repeated, bombs)))
+    found = await asyncio.gather(
+        *(measure_answer(client, each) for each in (many, repeated, bombs))
+    )
     assert [(status, size_bytes // MIB) for status, size_bytes in found] == [
         (200, 42),  # Base64.
         (200, 85),
@@ -99,12 +101,13 @@ async def test_forged_packs_stay_within_the_servers_bounds(
 
 @pytest.mark.guarantee(88)
 async def test_concurrent_requests_stay_within_the_servers_bounds(
-    serving: Serving, client: httpx.AsyncClient
+    serving: RunningServer, client: httpx.AsyncClient
 ) -> None:
     small = as_json(refs(forged_packs.one_frame(serving.root, 6 * MIB)))
     large = as_json([payload(random.Random(0).randbytes(11 * MIB))])
     found = await asyncio.gather(
-        *(size_of(client, small) for _ in range(8)), *(size_of(client, large) for _ in range(4))
+        *(measure_answer(client, small) for _ in range(8)),
+        *(measure_answer(client, large) for _ in range(4)),
     )
     assert {status for status, _ in found[:8]} <= {200, 503}
     # Bodies that do not fit beside others are asked for again.
@@ -112,7 +115,9 @@ async def test_concurrent_requests_stay_within_the_servers_bounds(
     assert serving.peak_bytes < PEAK_BYTES_MAX
 
 
-async def test_clients_that_do_not_read_stay_within_the_servers_bounds(serving: Serving) -> None:
+async def test_clients_that_do_not_read_stay_within_the_servers_bounds(
+    serving: RunningServer,
+) -> None:
     body = httpx.Request(
         "POST",
         serving.url,
@@ -139,17 +144,17 @@ async def test_clients_that_do_not_read_stay_within_the_servers_bounds(serving: 
 
 
 async def test_encoder_output_is_served_under_attack(
-    serving: Serving, client: httpx.AsyncClient
+    serving: RunningServer, client: httpx.AsyncClient
 ) -> None:
     codec = EverlongCodec(open_store(serving.root.as_uri()))
     for size_bytes in (10_000, 40 * MIB):
         given = payload(random.Random(0).randbytes(size_bytes))
-        status, answer_bytes = await size_of(client, as_json(await codec.encode([given])))
+        status, answer_bytes = await measure_answer(client, as_json(await codec.encode([given])))
         assert (status, answer_bytes > size_bytes) == (200, True)
     assert serving.peak_bytes < PEAK_BYTES_MAX
 
 
-async def test_unauthenticated_bodies_are_limited_to_a_login(serving: Serving) -> None:
+async def test_unauthenticated_bodies_are_limited_to_a_login(serving: RunningServer) -> None:
     headers = {"origin": serving.url, "content-type": "application/x-www-form-urlencoded"}
     sent = 0
 

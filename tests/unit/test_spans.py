@@ -53,7 +53,7 @@ from everlong.workflows.thread import Thread
 from tests.support.sample_payloads import noise, payload
 
 
-def recording(sampler: Sampler | None = None) -> tuple[Telemetry, InMemorySpanExporter]:
+def open_recorder(sampler: Sampler | None = None) -> tuple[Telemetry, InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=sampler)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -62,8 +62,8 @@ def recording(sampler: Sampler | None = None) -> tuple[Telemetry, InMemorySpanEx
 
 @pytest.mark.guarantee(79)
 def test_a_span_that_is_emitted_again_is_the_same_span() -> None:
-    first, seen_first = recording()
-    second, seen_second = recording()
+    first, seen_first = open_recorder()
+    second, seen_second = open_recorder()
     for telemetry in (first, second):
         telemetry.spans.start("invoke_agent ops", {}, run_id="run-1", key="7").end()
     [one], [other] = seen_first.get_finished_spans(), seen_second.get_finished_spans()
@@ -76,7 +76,7 @@ def test_a_span_that_is_emitted_again_is_the_same_span() -> None:
 
 
 def test_each_repeated_event_has_its_own_span_id() -> None:
-    telemetry, seen = recording()
+    telemetry, seen = open_recorder()
     for _ in range(3):
         telemetry.spans.start("everlong.resume", {}, run_id="run-1").end()
     contexts = [span.context for span in seen.get_finished_spans()]
@@ -85,7 +85,7 @@ def test_each_repeated_event_has_its_own_span_id() -> None:
 
 
 def test_a_step_is_below_a_turn_that_has_not_been_emitted() -> None:
-    telemetry, seen = recording()
+    telemetry, seen = open_recorder()
     turn = telemetry.spans.build_context("run-1", "invoke_agent ops", "1")
     telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
     telemetry.spans.start("invoke_agent ops", {}, run_id="run-1", key="1").end()
@@ -96,7 +96,7 @@ def test_a_step_is_below_a_turn_that_has_not_been_emitted() -> None:
 
 
 def test_a_teams_own_spans_keep_their_random_ids() -> None:
-    telemetry, seen = recording()
+    telemetry, seen = open_recorder()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(seen))
     own = provider.get_tracer("team")
@@ -111,7 +111,7 @@ def test_a_teams_own_spans_keep_their_random_ids() -> None:
 @pytest.mark.guarantee(81)
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
 def test_a_run_is_sampled_whole_at_the_teams_rate(ratio: float) -> None:
-    telemetry, seen = recording(ParentBased(TraceIdRatioBased(ratio)))
+    telemetry, seen = open_recorder(ParentBased(TraceIdRatioBased(ratio)))
     for number in range(400):
         run_id = f"0199c0de-7000-7000-8000-{number:012}"
         turn = telemetry.spans.build_context(run_id, "invoke_agent ops", "1")
@@ -123,7 +123,7 @@ def test_a_run_is_sampled_whole_at_the_teams_rate(ratio: float) -> None:
 
 
 def test_a_team_that_samples_nothing_gets_nothing() -> None:
-    telemetry, seen = recording(ParentBased(ALWAYS_OFF))
+    telemetry, seen = open_recorder(ParentBased(ALWAYS_OFF))
     turn = telemetry.spans.build_context("run-1", "invoke_agent ops", "1")
     telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
     assert seen.get_finished_spans() == ()
@@ -179,7 +179,7 @@ assert metric.name == "everlong.holds" and metric.data.data_points[0].value == 1
 
 
 def test_a_traceparent_resolves_to_its_span() -> None:
-    telemetry, _ = recording()
+    telemetry, _ = open_recorder()
     place = telemetry.spans.build_context("run-1", "chat", "1")
     found = parse_traceparent(format_traceparent(place))
     assert found is not None
@@ -205,7 +205,7 @@ def test_notes_of_runs_are_bounded_and_taken_once() -> None:
     assert recent.pop("run-4") is None
 
 
-class Broken(SpanProcessor):
+class BrokenProcessor(SpanProcessor):
     """Raises when a span starts, and when one ends."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
@@ -219,7 +219,7 @@ def test_a_failing_span_processor_does_not_fail_the_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     provider = TracerProvider()
-    provider.add_span_processor(Broken())
+    provider.add_span_processor(BrokenProcessor())
     spans = Telemetry(provider).spans
     spans.end(spans.start("everlong.resume", {}, run_id="run-1"))
     with spans.use(spans.start("chat", {}, run_id="run-1")):
@@ -248,7 +248,7 @@ async def test_the_span_of_a_failed_offload_has_only_the_error_type() -> None:
         async def put(self, key: str, data: bytes) -> None:
             raise PermissionError("rosebud")
 
-    telemetry, seen = recording()
+    telemetry, seen = open_recorder()
     codec = EverlongCodec(Refusing(), inline_bytes_max=0, spans=telemetry.spans)
     with pytest.raises(PermissionError):
         await codec.encode([payload(noise(20_000))])

@@ -120,7 +120,7 @@ MESSAGES = {
 }
 
 
-def called(state: ThreadState, tool: str, *, asks: bool = False) -> ThreadState:
+def add_calls(state: ThreadState, tool: str, *, asks: bool = False) -> ThreadState:
     """Take in a reply with as many calls as there may be, with names as long as they may be."""
     people = (WIDE * (limits.APPROVERS_BYTES_MAX // 4 // 8),) * 4
     options = CallOptions(
@@ -200,7 +200,7 @@ RESULTS: dict[str, tuple[str, Callable[[str, str], Entry]]] = {
 }
 
 
-def finished(state: ThreadState, kind: str, leave: int = 1) -> ThreadState:
+def finish_calls(state: ThreadState, kind: str, leave: int = 1) -> ThreadState:
     """Give all calls but the last a result."""
     for call in state.calls[: limits.TOOL_CALLS_MAX - leave]:
         done = ToolResult(
@@ -213,7 +213,7 @@ def finished(state: ThreadState, kind: str, leave: int = 1) -> ThreadState:
     return state
 
 
-def flushed(state: ThreadState) -> ThreadState:
+def flush_state(state: ThreadState) -> ThreadState:
     """Return a state after what the workflow does before it checks the bound."""
     waits = state.calls or state.notes or not state.in_turn
     if (
@@ -227,7 +227,7 @@ def flushed(state: ThreadState) -> ThreadState:
     )
 
 
-def as_much_as_is_not_flushed(state: ThreadState, entry: ControlNote) -> ThreadState:
+def fill_unflushed(state: ThreadState, entry: ControlNote) -> ThreadState:
     """Add notes up to where one more would have them journalled."""
     while True:
         more = transitions.add_note(state, Kind.CONTROL, entry, NOW_MS)
@@ -239,47 +239,47 @@ def as_much_as_is_not_flushed(state: ThreadState, entry: ControlNote) -> ThreadS
 SMALL = ControlNote(action="unpause")
 
 
-def size_of(state: ThreadState) -> int:
-    return transitions.measure_state(flushed(state))
+def measure_size(state: ThreadState) -> int:
+    return transitions.measure_state(flush_state(state))
 
 
 @pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("tail", ["no tail", "notes"])
 def test_calls_that_all_wait_for_approval_fit(message: SendMessage, tail: str) -> None:
-    state = flushed(called(busy(message), KNOWN, asks=True))
+    state = flush_state(add_calls(busy(message), KNOWN, asks=True))
     assert len(approvals.list_pending(state)) == limits.TOOL_CALLS_MAX
     if tail == "notes":
-        state = as_much_as_is_not_flushed(state, SMALL)
-    assert size_of(state) <= limits.STATE_BYTES_MAX
+        state = fill_unflushed(state, SMALL)
+    assert measure_size(state) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("kind", RESULTS)
 def test_calls_that_have_all_but_one_result_fit(message: SendMessage, kind: str) -> None:
-    state = finished(called(busy(message), RESULTS[kind][0]), kind)
-    assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
+    state = finish_calls(add_calls(busy(message), RESULTS[kind][0]), kind)
+    assert measure_size(fill_unflushed(state, SMALL)) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("kind", ["short", "stored", "failed"])
 def test_calls_that_were_approved_and_have_a_result_fit(message: SendMessage, kind: str) -> None:
-    state = called(busy(message), KNOWN, asks=True)
+    state = add_calls(busy(message), KNOWN, asks=True)
     for call in state.calls:
         decision = Decide(id=call.id, approve=True, by=WIDE * 64, reason=WIDE * 300)
         state = approvals.decide(state, decision, NOW_MS, sent=SENT)
-    state = finished(flushed(state), kind)
-    assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
+    state = finish_calls(flush_state(state), kind)
+    assert measure_size(fill_unflushed(state, SMALL)) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
-    state = flushed(called(busy(message), KNOWN, asks=True))
+    state = flush_state(add_calls(busy(message), KNOWN, asks=True))
     for call in state.calls[:-1]:
         decision = Decide(id=call.id, approve=False, by=WIDE * 64, reason=WIDE * 300)
         state = approvals.decide(state, decision, NOW_MS, sent=SENT)
-    assert size_of(state) <= limits.STATE_BYTES_MAX
+    assert measure_size(state) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.guarantee(56)
@@ -287,7 +287,7 @@ def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_the_unjournalled_backlog_is_bounded_too(message: SendMessage, stops: bool) -> None:
     """The store is away from the reply on, while people are asked twice, and deny at length."""
-    state = called(busy(message), KNOWN, asks=True)
+    state = add_calls(busy(message), KNOWN, asks=True)
     deadline_ms = NOW_MS + int(limits.ACTIVITY_SECONDS_MAX * 1000)
     state = approvals.expire(state, deadline_ms)
     for call in approvals.list_pending(state):
@@ -305,37 +305,37 @@ def test_the_unjournalled_backlog_is_bounded_too(message: SendMessage, stops: bo
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("kind", RESULTS)
 def test_results_on_their_way_to_the_model_fit(message: SendMessage, kind: str) -> None:
-    state = finished(called(busy(message), RESULTS[kind][0]), kind, leave=0)
+    state = finish_calls(add_calls(busy(message), RESULTS[kind][0]), kind, leave=0)
     state = transitions.settle(state, NOW_MS)
     assert len(state.tail) == limits.TOOL_CALLS_MAX
-    assert size_of(state) <= limits.STATE_BYTES_MAX
+    assert measure_size(state) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_a_turn_that_has_just_begun_fits(message: SendMessage) -> None:
     state = dataclasses.replace(busy(message), in_turn=False)
-    state = as_much_as_is_not_flushed(state, SMALL)
+    state = fill_unflushed(state, SMALL)
     state = with_full_inbox(transitions.begin_turn(state, NOW_MS), message)
-    assert size_of(state) <= limits.STATE_BYTES_MAX
+    assert measure_size(state) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_sub_agents_of_a_thread_with_a_long_id_fit(message: SendMessage) -> None:
     """Temporal takes ids of up to 1,000 bytes."""
-    state = called(busy(message), KNOWN)
+    state = add_calls(busy(message), KNOWN)
     name = transitions.build_child_id("i" * 1000, "a" * limits.CALL_NAME_CHARS_MAX, "f" * 12)
     report = Report(child_id=name, head=HEAD, tokens=10**15, cost_usd=1 / 3)
     for call in state.calls:
         changed = dataclasses.replace(call, child_id=name, report=report)
         state = transitions.replace_call(state, changed)
-    assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
+    assert measure_size(fill_unflushed(state, SMALL)) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.parametrize("converter", [DataConverter.default, pydantic_data_converter])
 async def test_models_cross_both_converters_of_the_sdk(converter: DataConverter) -> None:
-    state = finished(called(busy(MESSAGES["stored"]), "remember", asks=True), "remembered")
+    state = finish_calls(add_calls(busy(MESSAGES["stored"]), "remember", asks=True), "remembered")
     start = ThreadStart(agent="ops", policy=Policy(run_events_max=99), state=state)
     [back] = await converter.decode(await converter.encode([start]), [ThreadStart])
     assert back == start

@@ -28,7 +28,7 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-def config_of(url: str) -> dict[str, object]:
+def load_config(url: str) -> dict[str, object]:
     return dict(build_s3_config(parse_bucket_url(url), botocore.session.Session()))
 
 
@@ -114,24 +114,24 @@ def test_every_scheme_knows_an_endpoint() -> None:
 
 
 def test_an_endpoint_is_addressed_by_path_and_aws_by_host() -> None:
-    config = config_of("s3://bucket/x?endpoint=http://host:9000/")
+    config = load_config("s3://bucket/x?endpoint=http://host:9000/")
     assert config["endpoint"] == config["aws_endpoint_url_s3"] == "http://host:9000"
     assert (config["virtual_hosted_style_request"], config["region"]) == (False, "us-east-1")
-    config = config_of("s3://bucket/x?endpoint=https://host&path_style=false&region=r1")
+    config = load_config("s3://bucket/x?endpoint=https://host&path_style=false&region=r1")
     assert config["endpoint"] == "https://bucket.host"
     assert (config["virtual_hosted_style_request"], config["region"]) == (True, "r1")
-    config = config_of("s3://bucket/x?region=eu-west-1")
+    config = load_config("s3://bucket/x?region=eu-west-1")
     assert config["endpoint"] == "https://bucket.s3.eu-west-1.amazonaws.com"
-    config = config_of("s3://bucket/x?region=cn-north-1")
+    config = load_config("s3://bucket/x?region=cn-north-1")
     assert config["endpoint"] == "https://bucket.s3.cn-north-1.amazonaws.com.cn"
-    config = config_of("s3://my.bucket/x?region=eu-west-1")
+    config = load_config("s3://my.bucket/x?region=eu-west-1")
     assert config["endpoint"] == "https://s3.eu-west-1.amazonaws.com"
     with pytest.raises(ConfigError, match="path_style of s3://bucket/x is neither true nor false"):
-        config_of("s3://bucket/x?endpoint=http://h&path_style=perhaps")
+        load_config("s3://bucket/x?endpoint=http://h&path_style=perhaps")
 
 
 def test_further_options_reach_obstore() -> None:
-    config = config_of("s3://bucket/x?endpoint=http://h&server_side_encryption=aws:kms")
+    config = load_config("s3://bucket/x?endpoint=http://h&server_side_encryption=aws:kms")
     assert config["server_side_encryption"] == "aws:kms"
 
 
@@ -139,11 +139,11 @@ def test_an_endpoint_of_the_environment_is_used_unless_it_is_plain_http(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://minio.example")
-    assert config_of("s3://bucket/x")["endpoint"] == "https://minio.example"
-    assert config_of("s3://bucket/x?endpoint=http://h")["endpoint"] == "http://h"
+    assert load_config("s3://bucket/x")["endpoint"] == "https://minio.example"
+    assert load_config("s3://bucket/x?endpoint=http://h")["endpoint"] == "http://h"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio.example")
     with pytest.raises(ConfigError, match="plain http"):
-        config_of("s3://bucket/x")
+        load_config("s3://bucket/x")
 
 
 def test_values_that_a_client_refuses_are_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,15 +185,15 @@ assert asyncio.run(store.get("key")) == b"bytes"
 @pytest.mark.parametrize("name", STORES)
 def test_only_a_store_on_s3_imports_botocore(name: str, tmp_path: Path) -> None:
     vendors = {"boto3", "botocore"} if name == "other clouds" else {"boto3", "botocore", "obstore"}
-    assert imported_by(STORES[name], tmp_path, vendors) == []
+    assert list_imports(STORES[name], tmp_path, vendors) == []
 
 
 def test_a_store_on_s3_imports_botocore_and_not_boto3(tmp_path: Path) -> None:
     code = "import everlong.storage.aws"
-    assert imported_by(code, tmp_path, {"boto3", "botocore"}) == ["botocore"]
+    assert list_imports(code, tmp_path, {"boto3", "botocore"}) == ["botocore"]
 
 
-def imported_by(code: str, folder: Path, names: set[str]) -> list[str]:
+def list_imports(code: str, folder: Path, names: set[str]) -> list[str]:
     """Return which of these packages a new process has imported after some code."""
     lines = [
         f"import asyncio, pathlib, sys, everlong; folder = {str(folder)!r}",

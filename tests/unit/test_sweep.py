@@ -142,7 +142,7 @@ async def test_the_base_of_a_pack_and_the_sources_of_the_base_stay(
     body, through_base = b"", set[bytes]()
     for step in range(40):
         body += noise(3000, step)
-        encoded = await world.encoded("w0", payload(body))
+        encoded = await world.encode("w0", payload(body))
         ref = parse_ref(encoded)
         pack = await world.packs.open(ref.thread, ref.pack)
         if pack.base is not None:

@@ -21,19 +21,19 @@ from everlong.storage.pack_store import PackStore, object_key, open_packs
 from everlong.sweep import Sweep
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
 from tests.support.sample_payloads import payload
-from tests.unit.test_sweep_races import Masked
+from tests.unit.test_sweep_races import MaskingCodec
 
 SWEEPS = 3
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
 NOTHING_YET = Retention(payload_seconds=3600, journal_seconds=3600, quarantine_seconds=3600)
 
 
-class Around(PayloadCodec):
+class OuterCodec(PayloadCodec):
     """A team's codec around another one: it masks also what that one writes."""
 
     def __init__(self, inner: PayloadCodec) -> None:
         self._inner = inner
-        self._mask = Masked()
+        self._mask = MaskingCodec()
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return await self._mask.encode(await self._inner.encode(payloads))
@@ -46,7 +46,7 @@ def large() -> Payload:
     return payload(b'"' + os.urandom(20_000).hex().encode() + b'"')
 
 
-async def swept(
+async def sweep_twice(
     world: FakeNamespace,
     codec: PayloadCodec | None,
     retention: Retention = AT_ONCE,
@@ -62,8 +62,8 @@ async def swept(
 @pytest.mark.guarantee(106)
 def test_an_outer_codec_is_refused_with_a_remedy() -> None:
     world = FakeNamespace(MemoryBlobStore())
-    with pytest.raises(ConfigError, match=r"Around.*EverlongPlugin, last"):
-        Sweep(world, Around(world.codec), world.packs, SweepOptions())
+    with pytest.raises(ConfigError, match=r"OuterCodec.*EverlongPlugin, last"):
+        Sweep(world, OuterCodec(world.codec), world.packs, SweepOptions())
 
 
 @pytest.mark.parametrize("is_remembered", [True, False], ids=["in memory", "in the store"])
@@ -74,7 +74,7 @@ async def test_our_codec_inside_another_hides_nothing(is_remembered: bool) -> No
     packs = open_packs(world.store)
     context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id="w0")
     inner = EverlongCodec(packs, inline_bytes_max=512).with_context(context)
-    codec = EverlongCodec(packs, inline_bytes_max=512).with_inner(Around(inner))
+    codec = EverlongCodec(packs, inline_bytes_max=512).with_inner(OuterCodec(inner))
     plain = [large() for _ in range(3)]
     run.payloads = await codec.with_context(context).encode([run.payloads[0], *plain])
     world.close(run)
@@ -82,14 +82,14 @@ async def test_our_codec_inside_another_hides_nothing(is_remembered: bool) -> No
     before = await world.keys()
     assert len(before) == 3
     if not is_remembered:
-        codec = EverlongCodec(packs).with_inner(Around(EverlongCodec(open_packs(world.store))))
+        codec = EverlongCodec(packs).with_inner(OuterCodec(EverlongCodec(open_packs(world.store))))
     for _ in range(SWEEPS):
-        report = await swept(world, codec)
+        report = await sweep_twice(world, codec)
         assert not report.incomplete
         assert report.quarantined.objects == 0
     assert await world.keys() == before
     fresh = EverlongCodec(open_packs(world.store)).with_inner(
-        Around(EverlongCodec(PackStore(world.store)))
+        OuterCodec(EverlongCodec(PackStore(world.store)))
     )
     assert await fresh.decode(run.payloads[1:4]) == plain
 
@@ -98,17 +98,17 @@ async def test_our_codec_inside_another_hides_nothing(is_remembered: bool) -> No
 async def test_text_that_names_a_payload_is_not_its_ref(tmp_path: Path) -> None:
     world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
-    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(Masked())
-    run.payloads[0] = await world.encoded("w0", run.payloads[0])
+    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(MaskingCodec())
+    run.payloads[0] = await world.encode("w0", run.payloads[0])
     for _ in range(2):
         named = await world.append(run, 400)  # A payload in the store, masked, names the head.
     ref = parse_ref(named)
     said = f"pack 'v1/{ref.thread}/{ref.pack.hex()}.pack' is missing"
-    run.payloads.append(await world.encoded("w0", payload(json.dumps(said).encode())))
-    await swept(world, world.codec, NOTHING_YET, tmp_path)
+    run.payloads.append(await world.encode("w0", payload(json.dumps(said).encode())))
+    await sweep_twice(world, world.codec, NOTHING_YET, tmp_path)
     run.payloads.append(named)
     for _ in range(SWEEPS):
-        assert not (await swept(world, world.codec, index_dir=tmp_path)).incomplete
+        assert not (await sweep_twice(world, world.codec, index_dir=tmp_path)).incomplete
     assert run.head is not None
     assert object_key(run.head.ref) in await world.keys()
 

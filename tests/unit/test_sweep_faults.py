@@ -22,7 +22,7 @@ from tests.support.sample_payloads import payload
 SWEEPS = 3
 
 
-class Unreadable(MemoryBlobStore):
+class UnreadableStore(MemoryBlobStore):
     """Gives all but some of its objects."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ async def test_a_journal_with_an_unreadable_head_stays(
     assert run.head is not None
     state: dict[str, object] = {"state": {"head": dataclasses.asdict(run.head)}}
     data = json.dumps({around: state} if around else state).encode()
-    world.start("w0", first=await world.encoded("w0", payload(data)))
+    world.start("w0", first=await world.encode("w0", payload(data)))
     world.delete(run)
     journal = await world._journal(run.head)
     key = object_key(run.head.ref)
@@ -64,7 +64,7 @@ async def test_a_journal_with_an_unreadable_head_stays(
 
 @pytest.mark.guarantee(107)
 async def test_one_unreadable_object_does_not_block_the_others() -> None:
-    store = Unreadable()
+    store = UnreadableStore()
     world = FakeNamespace(store)
     run = world.start("w0")
     run.payloads.append(await world.append(run))
@@ -87,7 +87,7 @@ async def test_one_unreadable_object_does_not_block_the_others() -> None:
 
 
 async def test_a_store_outage_ends_a_sweep() -> None:
-    store = Unreadable()
+    store = UnreadableStore()
     world = FakeNamespace(store)
     world.start("w0")
     for _ in range(20):
@@ -135,7 +135,7 @@ async def test_a_file_of_an_archive_does_not_go_before_its_manifest() -> None:
     place = f"archive/v1/{thread_key(NAMESPACE, 'w0')}/20261117T000000000Z-00000000"
     retention = dataclasses.replace(AT_ONCE, archive_seconds=3600.0)
     hour_ago = {f"{place}.parquet": 3700, f"{place}.json": 3500}
-    store = Aged(hour_ago)
+    store = AgedStore(hour_ago)
     for key in hour_ago:
         await store.put(key, b"{}")
     report = await world.sweep(retention, store=store)
@@ -145,7 +145,7 @@ async def test_a_file_of_an_archive_does_not_go_before_its_manifest() -> None:
     assert report.quarantined.objects == 2
 
 
-class Aged(MemoryBlobStore):
+class AgedStore(MemoryBlobStore):
     """Some objects were written longer ago."""
 
     def __init__(self, seconds: dict[str, int]) -> None:

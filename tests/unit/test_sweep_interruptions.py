@@ -28,7 +28,7 @@ LINKS = 300_000
 DAY_NS = 24 * 3600 * 10**9
 
 
-def filled(index: SweepIndex, holder: str) -> None:
+def fill_index(index: SweepIndex, holder: str) -> None:
     with index.transaction():
         index._db.executemany(
             "INSERT INTO links VALUES (?, ?, '', 0, 0)",
@@ -60,7 +60,7 @@ async def test_a_sweep_cancelled_while_its_index_works_ends_cleanly(tmp_path: Pa
     await sweep.run()  # It makes the index.
     identity = f"{world.store!r} {await world.fetch_namespace_id()} []"
     index = SweepIndex(tmp_path, identity)
-    filled(index, run.run.run_id)
+    fill_index(index, run.run.run_id)
     index.close()
     thinks.clear()
     sweeping = asyncio.create_task(sweep.run())
@@ -79,7 +79,7 @@ async def test_a_sweep_cancelled_while_its_index_works_ends_cleanly(tmp_path: Pa
 
 async def test_a_working_index_is_not_closed(tmp_path: Path) -> None:
     index = SweepIndex(tmp_path, "x")
-    filled(index, "r")
+    fill_index(index, "r")
     index.run("INSERT INTO roots VALUES ('r')")
     ended: list[str] = []
 
@@ -117,7 +117,7 @@ async def test_cancelled_work_has_ended_before_its_waiter_continues() -> None:
     assert steps == ["cleaned up"]
 
 
-class Slow(MemoryBlobStore):
+class SlowStore(MemoryBlobStore):
     """Each read takes a while."""
 
     seconds = 0.0
@@ -129,7 +129,7 @@ class Slow(MemoryBlobStore):
 
 async def test_a_sweep_sends_heartbeats_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_PROGRESS_SECONDS", 0.1)
-    store = Slow()
+    store = SlowStore()
     world = FakeNamespace(store)
     run = world.start("w0")
     for _ in range(3):

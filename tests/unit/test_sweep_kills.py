@@ -16,7 +16,7 @@ from everlong.storage.pack_store import open_packs
 from tests.support.fake_namespace import AT_ONCE, FakeNamespace, build_namespace
 
 
-class Killed(BaseException):
+class Kill(BaseException):
     """The sweeper is gone: from now on it does nothing."""
 
 
@@ -35,11 +35,11 @@ class DyingStore(MemoryBlobStore):
         if self.is_dead or (self._left <= 0 and not self._after):
             self.is_dead = True
             work.close()  # type: ignore[attr-defined]
-            raise Killed
+            raise Kill
         done = await work
         if self._left <= 0:
             self.is_dead = True
-            raise Killed
+            raise Kill
         return done
 
     async def put(self, key: str, data: bytes) -> None:
@@ -128,7 +128,7 @@ async def test_a_sweep_killed_at_any_call_loses_nothing(tmp_path: Path, after: b
             dying = DyingStore(store, calls, after=after)
             await world.sweep(store=dying, index_dir=index_dir, whole_store=True)
             is_over = True
-        except Killed:
+        except Kill:
             copied = {key.removeprefix("quarantine/").rpartition(".")[0] for key in store._objects}
             assert wanted <= copied | store._objects.keys()
         if calls % 20 == 0 or is_over:
@@ -214,7 +214,7 @@ async def test_threads_that_write_during_a_sweep_lose_nothing(
             run.payloads.append(written)
             if step % 9 == 8:
                 world.close(run)
-                first = await world.named(name, run.head) if run.head else None
+                first = await world.name_head(name, run.head) if run.head else None
                 world.start(name, run.run.root, first).head = run.head
 
     async def sweep_on(writing: asyncio.Task[None]) -> int:

@@ -38,7 +38,7 @@ NOTHING_YET = Retention(payload_seconds=3600, journal_seconds=3600, quarantine_s
 KEYS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}
 
 
-async def written(store: BlobStore | None = None) -> tuple[FakeNamespace, FakeRun]:
+async def build_namespace(store: BlobStore | None = None) -> tuple[FakeNamespace, FakeRun]:
     world = FakeNamespace(store or MemoryBlobStore())
     run = world.start("w0")
     for _ in range(4):
@@ -48,7 +48,7 @@ async def written(store: BlobStore | None = None) -> tuple[FakeNamespace, FakeRu
 
 @pytest.mark.guarantee(106)
 async def test_a_mover_may_delete_the_object_after_others_restored_it() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     named = await world.large("w0")
     [key] = await world._keys(named)
     data = await world.store.get(key)
@@ -90,7 +90,7 @@ async def test_archives_are_moved_and_restored_in_parts(
 ) -> None:
     monkeypatch.setattr(limits, "SWEEP_PART_BYTES", 1000)
     store = FileBlobStore(tmp_path / "blobs")
-    world, _ = await written(store)
+    world, _ = await build_namespace(store)
     place = f"archive/v1/{thread_key(NAMESPACE, 'w0')}/20260101T000000000Z-0123abcd"
     data = bytes(range(256)) * 40
     source = tmp_path / "file"
@@ -114,7 +114,7 @@ async def test_archives_are_moved_and_restored_in_parts(
 async def test_unreferenced_objects_of_a_growing_history_are_checked_again(
     tmp_path: Path,
 ) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     named = await world.large("w0")
     await world.sweep(NOTHING_YET, index_dir=tmp_path)
     run.payloads.append(named)
@@ -146,7 +146,7 @@ async def test_a_history_deleted_during_its_read_does_not_count_as_read(tmp_path
     assert await world.keys() == await world.reachable()
 
 
-class Beside(FakeNamespace):
+class NestedPayloadNamespace(FakeNamespace):
     """Its events hold payloads where others do not look."""
 
     extra: HistoryEvent | None = None
@@ -183,7 +183,7 @@ def _attributes(named: Payload) -> HistoryEvent:
 @pytest.mark.guarantee(106)
 @pytest.mark.parametrize("event", [_signal, _failure, _attributes])
 async def test_refs_in_headers_and_failures_count(event) -> None:  # type: ignore[no-untyped-def]
-    world = Beside(MemoryBlobStore())
+    world = NestedPayloadNamespace(MemoryBlobStore())
     world.start("w0")
     named = await world.large("w0")
     world.extra = event(named)
@@ -193,7 +193,7 @@ async def test_refs_in_headers_and_failures_count(event) -> None:  # type: ignor
 
 
 async def test_refs_in_heartbeats_count_while_the_activity_runs() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     run.heartbeat = await world.large("w0")
     for _ in range(SWEEPS):
         await world.sweep()
@@ -205,7 +205,7 @@ async def test_refs_in_heartbeats_count_while_the_activity_runs() -> None:
 
 
 async def test_a_reset_run_reaches_earlier_heads(tmp_path: Path) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     past, head = list(run.payloads[:3]), run.head
     for _ in range(6):
         run.payloads.append(await world.append(run, 2000))
@@ -224,7 +224,7 @@ async def test_a_reset_run_reaches_earlier_heads(tmp_path: Path) -> None:
     assert await world.keys() == await world.reachable()
 
 
-class Masked(PayloadCodec):
+class MaskingCodec(PayloadCodec):
     """A team's own codec. Nothing can be read in what it writes."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -245,22 +245,24 @@ class Masked(PayloadCodec):
         ]
 
 
-async def swept(world: FakeNamespace, codec: PayloadCodec, packs: PackStore) -> SweepReport:
+async def sweep_with_codec(
+    world: FakeNamespace, codec: PayloadCodec, packs: PackStore
+) -> SweepReport:
     options = SweepOptions(retention=AT_ONCE)
     return await Sweep(world, codec, packs, options, allow_short_quarantine=True).run()
 
 
 async def test_refs_hidden_by_a_team_codec_are_found_with_it_and_keep_all_without() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     plain = EverlongCodec(world.packs, inline_bytes_max=1024)
-    world.codec = plain.with_inner(Masked())
+    world.codec = plain.with_inner(MaskingCodec())
     for _ in range(3):
         run.payloads.append(await world.append(run, 400))
     before = await world.keys()
-    assert "binary/masked" in (await swept(world, plain, world.packs)).incomplete[0]
+    assert "binary/masked" in (await sweep_with_codec(world, plain, world.packs)).incomplete[0]
     assert await world.keys() == before
     for _ in range(SWEEPS):
-        assert not (await swept(world, world.codec, world.packs)).incomplete
+        assert not (await sweep_with_codec(world, world.codec, world.packs)).incomplete
     run.payloads = [(await world.codec.decode([each]))[0] for each in run.payloads]
     assert await world.keys() == before == await world.reachable()
 
@@ -284,13 +286,13 @@ async def test_a_sealed_store_is_swept_across_a_rotation_and_not_without_the_old
         await world.large("w0")  # Nobody's.
     before = await world.keys()
     packs = use("k2")
-    report = await swept(world, world.codec, packs)
+    report = await sweep_with_codec(world, world.codec, packs)
     assert report.incomplete
     assert "k1" in report.incomplete[0]
     assert await world.keys() == before
     packs = use("k2", "k1")
     for _ in range(SWEEPS):
-        report = await swept(world, EverlongCodec(packs), packs)
+        report = await sweep_with_codec(world, EverlongCodec(packs), packs)
         assert not report.incomplete
     left = await world.keys()
     assert len(before) - len(left) == 2
@@ -312,7 +314,7 @@ async def test_a_sealed_store_is_swept_across_a_rotation_and_not_without_the_old
 async def test_references_of_the_sdks_external_storage_lead_to_our_packs(
     metadata: dict[str, bytes],
 ) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     named = await world.large("w0")
     other = {"driver_name": "mine", "claim": {"key": base64.b64encode(bytes(90)).decode()}}
     ours = {"driver_name": "everlong", "claim": {"ref": base64.b64encode(named.data).decode()}}
@@ -329,7 +331,7 @@ async def test_the_stores_clock_dates_a_copy_of_a_sweeper_with_a_wrong_clock() -
             async for info in super().list(prefix):
                 yield dataclasses.replace(info, modified_ms=int(1000 * time.time()) - 1000)
 
-    world, _ = await written(Dated())
+    world, _ = await build_namespace(Dated())
     named = await world.large("w0")
     [key] = await world._keys(named)
     await world.store.put(quarantine.build_copy_key(key, 1, "0123abcd"), await world.store.get(key))

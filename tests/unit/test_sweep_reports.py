@@ -24,7 +24,7 @@ from tests.support.sample_payloads import noise, payload
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
 
 
-async def written(world: FakeNamespace | None = None) -> tuple[FakeNamespace, FakeRun]:
+async def build_namespace(world: FakeNamespace | None = None) -> tuple[FakeNamespace, FakeRun]:
     world = world or FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     for _ in range(4):
@@ -33,7 +33,7 @@ async def written(world: FakeNamespace | None = None) -> tuple[FakeNamespace, Fa
 
 
 async def test_the_report_counts_objects_quarantined_by_this_sweep() -> None:
-    world, _ = await written()
+    world, _ = await build_namespace()
     await world.large("w0")
     await world.sweep(LONG)
     await world.large("w0")
@@ -45,7 +45,7 @@ async def test_the_report_counts_objects_quarantined_by_this_sweep() -> None:
 
 
 async def test_a_dry_run_counts_restorable_objects_once() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     named = await world.large("w0")
     await world.large("w0")
     await world.sweep(LONG)
@@ -59,7 +59,7 @@ async def test_a_dry_run_counts_restorable_objects_once() -> None:
     assert dry.purged.objects == 1
 
 
-class Late(FakeNamespace):
+class LateNamespace(FakeNamespace):
     """Something new turns up between the first mark and the exact one."""
 
     listings = 0
@@ -73,10 +73,10 @@ class Late(FakeNamespace):
             yield page
 
 
-async def late() -> Late:
+async def build_late_namespace() -> LateNamespace:
     """A namespace with a copy whose time is over, so that there is an exact mark."""
-    world = Late(MemoryBlobStore())
-    await written(world)
+    world = LateNamespace(MemoryBlobStore())
+    await build_namespace(world)
     old = await world.large("w0")
     [key] = await world._keys(old)
     copy = quarantine.build_copy_key(key, 1_000_000_000_000, "0123abcd")
@@ -88,7 +88,7 @@ async def late() -> Late:
 
 
 async def test_an_incomplete_exact_mark_deletes_nothing_and_reports_its_work() -> None:
-    world = await late()
+    world = await build_late_namespace()
     assert world.late is not None
     world.late.payloads.append(payload(b"x", encoding=b"binary/odd"))
     await world.large("w0")
@@ -98,10 +98,10 @@ async def test_an_incomplete_exact_mark_deletes_nothing_and_reports_its_work() -
 
 
 async def test_an_exact_mark_restores_its_finds_at_once() -> None:
-    world = await late()
+    world = await build_late_namespace()
     assert world.late is not None
     new = payload(b'"' + noise(4000, 77).hex().encode() + b'"')
-    world.late.payloads.append(await world.encoded("w0", new))
+    world.late.payloads.append(await world.encode("w0", new))
     report = await world.sweep()
     assert (report.quarantined.objects, report.restored.objects) == (1, 1)
     assert await world.keys() == await world.reachable()
@@ -109,7 +109,7 @@ async def test_an_exact_mark_restores_its_finds_at_once() -> None:
 
 @pytest.mark.guarantee(93)
 async def test_the_sweeping_user_is_in_the_report_and_the_log() -> None:
-    world, _ = await written()
+    world, _ = await build_namespace()
     packs = PackStore(world.store)
     options = SweepOptions(retention=AT_ONCE, by="ann", reason="the disk is full")
     report = await Sweep(
@@ -124,7 +124,7 @@ async def test_the_sweeping_user_is_in_the_report_and_the_log() -> None:
     assert SweepOptions().by == SweepReport(id="1", started_ms=0).by == ""
 
 
-class Told:
+class CommandRecord:
     """What the command asked of the service."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +168,8 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    return Told(monkeypatch)
+def record(monkeypatch: pytest.MonkeyPatch) -> CommandRecord:
+    return CommandRecord(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -185,44 +185,48 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         ("--every", "soon"),
     ],
 )
-def test_contradictory_options_are_refused(told: Told, arguments: tuple[str, ...]) -> None:
-    _, error = told.command(*arguments)
+def test_contradictory_options_are_refused(
+    record: CommandRecord, arguments: tuple[str, ...]
+) -> None:
+    _, error = record.command(*arguments)
     assert isinstance(error, ConfigError)
-    assert not told.did_something
+    assert not record.did_something
 
 
-def test_a_schedule_is_printed_as_json(told: Told) -> None:
-    text, _ = told.command("--every", "6h", "--json")
+def test_a_schedule_is_printed_as_json(record: CommandRecord) -> None:
+    text, _ = record.command("--every", "6h", "--json")
     assert json.loads(text)["every_seconds"] == 6 * 3600
-    text, _ = told.command("--every", "off", "--json")
+    text, _ = record.command("--every", "off", "--json")
     assert json.loads(text)["every_seconds"] is None
-    assert told.seconds == [6 * 3600]
+    assert record.seconds == [6 * 3600]
 
 
-def test_the_command_names_the_sweeping_user(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    told.command("--by", "ann", "--reason", "a full disk")
+def test_the_command_names_the_sweeping_user(
+    record: CommandRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.command("--by", "ann", "--reason", "a full disk")
     monkeypatch.setattr("getpass.getuser", lambda: "bob")
-    told.command("--every", "6h")
+    record.command("--every", "6h")
 
     def nobody() -> str:
         raise KeyError("uid not found")
 
     monkeypatch.setattr("getpass.getuser", nobody)
-    _, error = told.command()  # As in a container: it sweeps all the same.
+    _, error = record.command()  # As in a container: it sweeps all the same.
     assert error is None
-    assert [each.by for each in told.options] == ["ann", "bob", ""]
-    assert told.options[0].reason == "a full disk"
+    assert [each.by for each in record.options] == ["ann", "bob", ""]
+    assert record.options[0].reason == "a full disk"
 
 
-def test_the_command_reports_unread_histories_and_its_work(told: Told) -> None:
-    told.report = dataclasses.replace(
-        told.report,
+def test_the_command_reports_unread_histories_and_its_work(record: CommandRecord) -> None:
+    record.report = dataclasses.replace(
+        record.report,
         incomplete=("run x: it cannot be read",),
         quarantined=Tally(objects=2, bytes=10),
         classes={"payload": Tally(objects=2, bytes=10)},
         clock_ahead_seconds=3600.0,
     )
-    text, error = told.command()
+    text, error = record.command()
     assert isinstance(error, SweepIncomplete)
     assert "nothing was permanently deleted" in str(error)
     assert "of class payload" in text

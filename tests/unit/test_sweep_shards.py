@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_LISTING_KEEP_SECONDS", 0)
 
 
-class Killed(BaseException):
+class Kill(BaseException):
     """The sweeper is gone."""
 
 
@@ -45,11 +45,11 @@ class DyingStore(OrderedStore):
         async for info in super().list_range(folder, after, before):
             self._left -= 1
             if self._left < 0:
-                raise Killed
+                raise Kill
             yield info
 
 
-async def swept(
+async def sweep_all(
     world: FakeNamespace,
     store: MemoryBlobStore,
     index_dir: Path | None,
@@ -87,15 +87,15 @@ async def test_an_interrupted_listing_continues_after_its_cursors(tmp_path: Path
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
-    with pytest.raises(Killed):
-        await swept(world, DyingStore(store, count - 10), tmp_path)
-    report = await swept(world, store, tmp_path)
+    with pytest.raises(Kill):
+        await sweep_all(world, DyingStore(store, count - 10), tmp_path)
+    report = await sweep_all(world, store, tmp_path)
     assert report.stored.objects == count
     # Of each of 16 shards less than a page is listed again.
     again = {each for each in store.listed if each.startswith("v1/")}
     assert 10 <= len(again) <= 10 + 16
     for number in range(2, 4):
-        await swept(world, store, tmp_path, f"sweep-{number}")
+        await sweep_all(world, store, tmp_path, f"sweep-{number}")
     assert await world.keys() == await world.reachable()
 
 
@@ -106,11 +106,11 @@ async def test_another_worker_continues_a_listing_from_its_stored_parts(
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
-    with pytest.raises(Killed):
-        await swept(world, DyingStore(store, count - 10), tmp_path / "one")
+    with pytest.raises(Kill):
+        await sweep_all(world, DyingStore(store, count - 10), tmp_path / "one")
     parts = await world.keys("sweep/11111111-2222-3333-4444-555555555555/listing/")
     assert parts
-    report = await swept(world, store, tmp_path / "other")
+    report = await sweep_all(world, store, tmp_path / "other")
     assert report.stored.objects == count
     assert len({each for each in store.listed if each.startswith("v1/")}) < count - 10
     # They are of no use when the sweep has ended.
@@ -122,8 +122,8 @@ async def test_a_damaged_part_restarts_the_listing_after_it(tmp_path: Path, dama
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
-    with pytest.raises(Killed):
-        await swept(world, DyingStore(store, count - 3), tmp_path / "one")
+    with pytest.raises(Kill):
+        await sweep_all(world, DyingStore(store, count - 3), tmp_path / "one")
     for key in [each for each in store._objects if "/listing/" in each and "-000001-" in each]:
         data = store._objects[key]
         if damage == "gone":
@@ -133,10 +133,10 @@ async def test_a_damaged_part_restarts_the_listing_after_it(tmp_path: Path, dama
         else:
             store._objects[key] = data[:-1] + bytes([data[-1] ^ 1])
     store._sorted = None
-    report = await swept(world, store, tmp_path / "other")
+    report = await sweep_all(world, store, tmp_path / "other")
     assert report.stored.objects == count
     for number in range(2, 4):
-        await swept(world, store, None, f"sweep-{number}")
+        await sweep_all(world, store, None, f"sweep-{number}")
     assert await world.keys() == await world.reachable()
 
 
@@ -144,9 +144,9 @@ async def test_a_new_sweep_lists_everything_again(tmp_path: Path) -> None:
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
-    with pytest.raises(Killed):
-        await swept(world, DyingStore(store, count - 3), tmp_path)
-    await swept(world, store, tmp_path, "sweep-2")
+    with pytest.raises(Kill):
+        await sweep_all(world, DyingStore(store, count - 3), tmp_path)
+    await sweep_all(world, store, tmp_path, "sweep-2")
     assert len({each for each in store.listed if each.startswith("v1/")}) == count
 
 
@@ -156,14 +156,14 @@ async def test_an_outdated_listing_is_repeated(
     world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
-    with pytest.raises(Killed):
-        await swept(world, DyingStore(store, count - 3), tmp_path)
+    with pytest.raises(Kill):
+        await sweep_all(world, DyingStore(store, count - 3), tmp_path)
     monkeypatch.setattr(limits, "SWEEP_LISTING_SECONDS_MAX", 0.0)
-    await swept(world, store, tmp_path)
+    await sweep_all(world, store, tmp_path)
     assert len({each for each in store.listed if each.startswith("v1/")}) == count
 
 
-class Overloaded(OrderedStore):
+class OverloadedStore(OrderedStore):
     """Does not answer now and then."""
 
     fails_every = 7
@@ -179,15 +179,15 @@ class Overloaded(OrderedStore):
 
 async def test_a_request_that_fails_does_not_end_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_LIST_PAUSE_SECONDS", 0.0)
-    world = await build_namespace(Overloaded(), 1)
+    world = await build_namespace(OverloadedStore(), 1)
     count = len(await world.keys())
     assert (await world.sweep(dry_run=True)).stored.objects == count
-    monkeypatch.setattr(Overloaded, "fails_every", 1)
+    monkeypatch.setattr(OverloadedStore, "fails_every", 1)
     with pytest.raises(StoreUnavailable):
         await world.sweep(dry_run=True)
 
 
-class Shuffled(OrderedStore):
+class ShuffledStore(OrderedStore):
     """Says that it lists in order, and does not."""
 
     async def list_range(
@@ -206,7 +206,7 @@ class Shuffled(OrderedStore):
 
 @pytest.mark.guarantee(106)
 async def test_an_unordered_store_is_listed_in_one_stream() -> None:
-    world = await build_namespace(Shuffled(), 2)
+    world = await build_namespace(ShuffledStore(), 2)
     count = len(await world.keys())
     report = await world.sweep(whole_store=True)
     assert report.stored.objects == count
@@ -246,12 +246,12 @@ async def test_the_age_of_an_object_counts_from_the_beginning_of_a_resumed_listi
         await world.large("w0")
     store = world.store
     assert isinstance(store, OrderedStore)
-    with pytest.raises(Killed):
-        await swept(world, DyingStore(store, 25), tmp_path)
-    first = await swept(world, store, tmp_path)
-    again = await swept(world, store, tmp_path)
+    with pytest.raises(Kill):
+        await sweep_all(world, DyingStore(store, 25), tmp_path)
+    first = await sweep_all(world, store, tmp_path)
+    again = await sweep_all(world, store, tmp_path)
     assert again.started_ms == first.started_ms
-    other = await swept(world, store, tmp_path, "sweep-2")
+    other = await sweep_all(world, store, tmp_path, "sweep-2")
     assert other.started_ms > first.started_ms
 
 
@@ -274,6 +274,6 @@ async def test_a_sweep_at_its_time_limit_stops_and_deletes_nothing(tmp_path: Pat
     assert report.quarantined.objects == report.purged.objects == 0
     assert await world.keys() == before
     assert not await world.keys("sweep/11111111-2222-3333-4444-555555555555/reports/")
-    whole = await swept(world, world.store, tmp_path)  # type: ignore[arg-type]
+    whole = await sweep_all(world, world.store, tmp_path)  # type: ignore[arg-type]
     assert not whole.is_unfinished
     assert whole.quarantined.objects == len(before - await world.reachable())

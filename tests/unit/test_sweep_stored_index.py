@@ -38,7 +38,7 @@ async def twenty(count: int = 20) -> FakeNamespace:
     return world
 
 
-async def settled(world: FakeNamespace) -> SweepReport:
+async def sweep_first(world: FakeNamespace) -> SweepReport:
     """A first sweep. What was written within the hour and is named counts as seen."""
     return await world.sweep(KEPT)
 
@@ -46,7 +46,7 @@ async def settled(world: FakeNamespace) -> SweepReport:
 @pytest.mark.guarantee(109)
 async def test_a_new_process_reads_no_history_and_no_pack_again() -> None:
     world = await twenty()
-    first = await settled(world)
+    first = await sweep_first(world)
     assert first.runs_read == 40
     assert first.packs_read > 60
     world.histories_read.clear()
@@ -58,7 +58,7 @@ async def test_a_new_process_reads_no_history_and_no_pack_again() -> None:
 
 async def test_a_new_process_reads_only_changed_trees() -> None:
     world = await twenty()
-    await settled(world)
+    await sweep_first(world)
     changed = next(each for each in world.all.values() if each.run.workflow_id == "w7")
     changed.payloads.append(await world.append(changed, 400))
     world.histories_read.clear()
@@ -72,7 +72,7 @@ async def test_a_new_process_reads_only_changed_trees() -> None:
 
 async def test_an_unchanged_index_is_not_written_again() -> None:
     world = await twenty()
-    await settled(world)
+    await sweep_first(world)
     before = await world.keys(PLACE)
     assert len(before) == 2  # One file and its manifest.
     await world.sweep(KEPT)
@@ -151,20 +151,20 @@ async def test_a_new_process_for_each_sweep_takes_exactly_the_unreachable_object
 
 async def test_a_new_process_knows_the_refs_of_masked_payloads() -> None:
     """A payload's bytes do not show what it names: a run that counts as read comes with that."""
-    from tests.unit.test_sweep_codecs import swept
-    from tests.unit.test_sweep_races import Masked
+    from tests.unit.test_sweep_codecs import sweep_twice
+    from tests.unit.test_sweep_races import MaskingCodec
 
     world = FakeNamespace(OrderedStore())
     run = world.start("w0")
-    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(Masked())
-    run.payloads[0] = await world.encoded("w0", run.payloads[0])
+    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(MaskingCodec())
+    run.payloads[0] = await world.encode("w0", run.payloads[0])
     for _ in range(4):
         run.payloads.append(await world.append(run, 400))
     world.close(run)
-    [run.payloads[-1]] = [await world.encoded("w0", run.payloads[-1])]
+    [run.payloads[-1]] = [await world.encode("w0", run.payloads[-1])]
     before = await world.keys()
     for _ in range(3):
-        report = await swept(world, world.codec)
+        report = await sweep_twice(world, world.codec)
         assert not report.incomplete
     assert report.runs_read == 0
     assert run.head is not None
@@ -172,7 +172,7 @@ async def test_a_new_process_knows_the_refs_of_masked_payloads() -> None:
     assert journal <= await world.keys() <= before
 
 
-async def sealed(world: FakeNamespace, keys: dict[str, bytes] | None) -> SweepReport:
+async def seal_namespace(world: FakeNamespace, keys: dict[str, bytes] | None) -> SweepReport:
     packs = PackStore(world.store, None if keys is None else Keyring(keys), accept_unsealed=True)
     options = SweepOptions(retention=KEPT)
     return await Sweep(
@@ -183,18 +183,20 @@ async def sealed(world: FakeNamespace, keys: dict[str, bytes] | None) -> SweepRe
 @pytest.mark.guarantee(109)
 async def test_the_index_is_sealed_with_keys_and_an_unsealed_one_refused() -> None:
     world = await twenty(3)
-    assert (await sealed(world, None)).runs_read == 6
-    assert (await sealed(world, {"a": KEY_1})).runs_read == 6  # What is not sealed may be forged.
-    assert (await sealed(world, {"a": KEY_1})).runs_read == 0
-    assert (await sealed(world, {"b": KEY_2, "a": KEY_1})).runs_read == 0
+    assert (await seal_namespace(world, None)).runs_read == 6
+    assert (
+        await seal_namespace(world, {"a": KEY_1})
+    ).runs_read == 6  # What is not sealed may be forged.
+    assert (await seal_namespace(world, {"a": KEY_1})).runs_read == 0
+    assert (await seal_namespace(world, {"b": KEY_2, "a": KEY_1})).runs_read == 0
     store = world.store
     assert isinstance(store, OrderedStore)
     held = b"".join(data for key, data in store._objects.items() if key.startswith(PLACE))
     assert b"w0-child" not in held
-    assert (await sealed(world, None)).runs_read == 6
+    assert (await seal_namespace(world, None)).runs_read == 6
 
 
-class Killed(BaseException):
+class Kill(BaseException):
     """The sweeper is gone: from now on it does nothing."""
 
 
@@ -210,7 +212,7 @@ class DyingStore(OrderedStore):
         self._left -= 1
         if self._left <= 0:
             work.close()  # type: ignore[attr-defined]
-            raise Killed
+            raise Kill
         return await work
 
     async def put(self, key: str, data: bytes) -> bool | None:
@@ -249,7 +251,7 @@ async def test_a_diskless_sweep_killed_at_every_13th_call_loses_nothing(
         try:
             await world.sweep(store=DyingStore(store, calls), whole_store=True)
             is_over = True
-        except Killed:
+        except Kill:
             copied = {key.removeprefix("quarantine/").rpartition(".")[0] for key in store._objects}
             assert wanted <= copied | store._objects.keys()
         store._sorted = None
@@ -295,16 +297,16 @@ async def test_an_oversized_index_file_is_not_written(
 ) -> None:
     monkeypatch.setattr(limits, "SWEEP_INDEX_BYTES_MAX", 1000)
     world = await twenty(5)
-    await settled(world)
+    await sweep_first(world)
     assert not await world.keys(PLACE)
-    assert (await settled(world)).runs_read == 10
+    assert (await sweep_first(world)).runs_read == 10
 
 
 async def test_a_dry_run_reads_the_index_and_writes_none() -> None:
     world = await twenty(3)
     assert (await world.sweep(KEPT, dry_run=True)).runs_read == 6
     assert not await world.keys("sweep/")
-    await settled(world)
+    await sweep_first(world)
     assert (await world.sweep(KEPT, dry_run=True)).runs_read == 0
 
 

@@ -32,7 +32,7 @@ def ref(thread: str = W0, digest: str = "ab" * 32, kind: str = "segment") -> dic
     return {**fields, "preview": ""}
 
 
-async def written() -> tuple[FakeNamespace, FakeRun]:
+async def build_namespace() -> tuple[FakeNamespace, FakeRun]:
     world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     for _ in range(6):
@@ -112,7 +112,7 @@ async def test_a_large_payload_does_not_block_the_event_loop(data: bytes) -> Non
     ids=["nobody's", "a thread's own", "a segment", "deeper", "a head of nobody"],
 )
 async def test_a_tool_result_does_not_stop_a_sweep(said: Any) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     run.payloads.append(payload(json.dumps(said).encode()))
     await world.large("w0")
     report = await world.sweep()
@@ -127,13 +127,13 @@ async def test_a_message_text_does_not_stop_a_sweep(text_bytes: int) -> None:
     new = entry(1, "x" * text_bytes, Kind.TOOL_RESULT)
     body = {**(new.body or {}), "before": [{"ref": ref()}], "snapshot": {"ref": ref()}}
     run.head, _ = await Journal(world.packs, W0).append(None, [dataclasses.replace(new, body=body)])
-    run.payloads.append(await world.named("w0", run.head))
+    run.payloads.append(await world.name_head("w0", run.head))
     assert not (await world.sweep()).incomplete
     assert await world.keys() == await world.reachable()
 
 
 async def test_text_that_names_an_unreadable_object_does_not_stop_a_sweep() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     key = f"v1/{W0}/{NAME}.pack"
     await world.store.put(key, b"neither a pack nor anything else")
     run.payloads.append(payload(json.dumps(f"pack {key!r} is damaged").encode()))
@@ -143,7 +143,7 @@ async def test_text_that_names_an_unreadable_object_does_not_stop_a_sweep() -> N
 
 
 async def test_text_that_names_an_orphan_segment_does_not_stop_a_sweep() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     assert run.head is not None
     ghost = {"before": [{"ref": ref(), "first_seq": 1, "count": 1}], "entries": [], "version": 2}
     packs = PackStore(world.store)
@@ -157,13 +157,13 @@ async def test_text_that_names_an_orphan_segment_does_not_stop_a_sweep() -> None
 @pytest.mark.guarantee(108)
 @pytest.mark.parametrize("is_offloaded", [False, True], ids=["inline", "offloaded"])
 async def test_a_lost_head_is_reported_with_the_run_that_needs_it(is_offloaded: bool) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     assert run.head is not None
     lost = object_key(run.head.ref)
     if is_offloaded:
         world.codec = type(world.codec)(world.packs, inline_bytes_max=0)
     state = {"agent": "ops", "state": {"head": dataclasses.asdict(run.head)}}
-    again = world.start("w0", first=await world.encoded("w0", payload(json.dumps(state).encode())))
+    again = world.start("w0", first=await world.encode("w0", payload(json.dumps(state).encode())))
     world.delete(run)
     await world.store.delete([lost])
     await world.large("w0")
@@ -174,12 +174,12 @@ async def test_a_lost_head_is_reported_with_the_run_that_needs_it(is_offloaded: 
 
 
 async def test_a_lost_answer_of_a_sub_agent_is_reported() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     assert run.head is not None
     world.delete(run)  # The sub-agent's history is gone before its answer was taken over.
     call = {"report": {"child_id": "w0", "head": dataclasses.asdict(run.head)}}
     state = payload(json.dumps({"state": {"calls": [call]}}).encode())
-    parent = world.start("parent", first=await world.encoded("parent", state))
+    parent = world.start("parent", first=await world.encode("parent", state))
     gone = world.start("w0")
     for _ in range(SWEEPS):
         assert not (await world.sweep()).incomplete
@@ -210,7 +210,7 @@ async def test_a_store_that_fails_on_objects_named_only_in_text_is_not_trusted()
 
 
 async def test_every_lost_segment_is_reported() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     assert run.head is not None
     store = world.store
     assert isinstance(store, MemoryBlobStore)

@@ -31,7 +31,7 @@ LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
 ENDED = {"COMPLETED", "FAILED", "CANCELED", "TERMINATED", "CONTINUED_AS_NEW", "TIMED_OUT"}
 
 
-async def written(workflow_id: str = "w0") -> tuple[FakeNamespace, FakeRun]:
+async def build_namespace(workflow_id: str = "w0") -> tuple[FakeNamespace, FakeRun]:
     world = FakeNamespace(MemoryBlobStore())
     run = world.start(workflow_id)
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_a_run_names_its_neighbours_in_the_chain() -> None:
 async def test_a_run_listed_as_closed_is_read_to_its_last_event(
     tmp_path: Path,
 ) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     run.run = dataclasses.replace(run.run, is_open=False)  # As a status of a newer server.
     await world.sweep(index_dir=tmp_path)
     run.payloads.append(await world.append(run, 2000))
@@ -91,7 +91,7 @@ async def test_a_run_listed_as_closed_is_read_to_its_last_event(
 
 
 async def test_heartbeat_data_of_a_run_goes_once_the_run_has_ended(tmp_path: Path) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     run.heartbeat = await world.large("w0")
     await world.sweep(index_dir=tmp_path)
     world.close(run)
@@ -103,7 +103,7 @@ async def test_heartbeat_data_of_a_run_goes_once_the_run_has_ended(tmp_path: Pat
 
 @pytest.mark.guarantee(106)
 async def test_a_new_index_does_not_make_a_listing_decide() -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     await world.sweep(LONG)
     before = await world.keys()
     world.hidden = {run.run.run_id}
@@ -113,7 +113,7 @@ async def test_a_new_index_does_not_make_a_listing_decide() -> None:
 
 
 async def test_a_workflow_is_checked_again_before_its_objects_go(tmp_path: Path) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     named = await world.large("w0")
     world.close(run)
     await world.sweep(index_dir=tmp_path)  # What is not named yet is quarantined.
@@ -126,7 +126,7 @@ async def test_a_workflow_is_checked_again_before_its_objects_go(tmp_path: Path)
 
 
 async def test_a_deleted_workflow_is_looked_up_once(tmp_path: Path) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     await world.sweep(LONG, index_dir=tmp_path / "a")
     world.delete(run)
     other = world.start("w1")
@@ -138,7 +138,7 @@ async def test_a_deleted_workflow_is_looked_up_once(tmp_path: Path) -> None:
 
 
 async def test_a_schedule_counts_until_temporal_reports_it_deleted(tmp_path: Path) -> None:
-    world, _ = await written()
+    world, _ = await build_namespace()
     world.nightly = await world.large("w-nightly")
     await world.sweep(LONG, index_dir=tmp_path)
     world.hidden_schedules.add("nightly")
@@ -148,7 +148,7 @@ async def test_a_schedule_counts_until_temporal_reports_it_deleted(tmp_path: Pat
 
 
 async def test_objects_of_a_schedule_go_with_it(tmp_path: Path) -> None:
-    world, _ = await written()
+    world, _ = await build_namespace()
     world.nightly = await world.large("w-nightly")
     place = f"v1/{thread_key(NAMESPACE, 'w-nightly')}/"
     assert await world.keys(place)
@@ -162,7 +162,7 @@ async def test_objects_of_a_schedule_go_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_shortened_history_is_read_again(tmp_path: Path) -> None:
-    world, run = await written()
+    world, run = await build_namespace()
     past = list(run.payloads[:2])
     await world.sweep(LONG, index_dir=tmp_path)
     run.payloads = past  # Temporal's database was restored, and the run goes on from there.

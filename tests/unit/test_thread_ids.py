@@ -218,7 +218,7 @@ async def test_nothing_is_stored_for_a_thread_that_is_not_started() -> None:
     assert store._objects == {}
 
 
-class Passed(client.OutboundInterceptor):
+class PassedRequests(client.OutboundInterceptor):
     """Notes what comes through."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class Passed(client.OutboundInterceptor):
 async def test_temporals_own_client_starts_threads_only_under_sound_ids(
     workflow: str,
 ) -> None:
-    passed = Passed()
+    passed = PassedRequests()
     through = ThreadIdInterceptor().intercept_client(passed)
 
     async def start(thread_id: str) -> None:

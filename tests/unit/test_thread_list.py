@@ -15,7 +15,7 @@ from everlong.client.threads import Directory
 from everlong.client.visibility import RowsPage, ThreadRow, build_row
 from everlong.errors import ServerUnreachable
 from everlong.models import Counters, ThreadCard, ThreadStatus
-from tests.support.admin_client import nowhere
+from tests.support.admin_client import raise_unreachable
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -59,12 +59,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Visibility:
     return visibility
 
 
-async def somewhere() -> None:
+async def get_none() -> None:
     return None
 
 
 def directory() -> Directory:
-    return Directory(somewhere)  # type: ignore[arg-type]
+    return Directory(get_none)  # type: ignore[arg-type]
 
 
 async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
@@ -159,7 +159,7 @@ async def test_a_failed_refresh_is_reported_and_earlier_rows_stay(
 
 
 async def test_the_page_reports_a_missing_server() -> None:
-    listed = Directory(nowhere)
+    listed = Directory(raise_unreachable)
     async with listed.kept_fresh():
         page = await listed.page()
     assert (page.total, page.is_complete) == (0, False)
@@ -228,7 +228,7 @@ def test_quantiles_are_existing_values() -> None:
     assert (find_quantile(values, 0.5), find_quantile(values, 0.95)) == (10.0, 19.0)
 
 
-def listed() -> WorkflowExecutionInfo:
+def make_row() -> WorkflowExecutionInfo:
     info = WorkflowExecutionInfo(status=WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING)
     growth = info.search_attributes.indexed_fields["EverlongGrowthBytesPerHour"]
     growth.data = b"5000000.0"
@@ -246,5 +246,5 @@ def listed() -> WorkflowExecutionInfo:
 def test_growth_in_lists_decays_with_the_clock(hours: float, growth: float) -> None:
     began_ms = int(time.time() * 1000 - hours * 3_600_000)
     card = ThreadCard(ms=began_ms, stored_bytes=7200, trend=((began_ms, 0), (began_ms + 5, 7200)))
-    assert build_row(listed(), card).growth_bytes_per_hour == pytest.approx(growth, rel=0.05)
-    assert build_row(listed()).growth_bytes_per_hour == 5_000_000
+    assert build_row(make_row(), card).growth_bytes_per_hour == pytest.approx(growth, rel=0.05)
+    assert build_row(make_row()).growth_bytes_per_hour == 5_000_000

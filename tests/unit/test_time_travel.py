@@ -36,7 +36,7 @@ KEY = thread_key("default", "t")
 CALL = ToolCall(id="c1", tool="restart", arguments='{"service": "api"}')
 
 
-def said(seq: int, kind: Kind, text: str = "", **more: object) -> Entry:
+def make_entry(seq: int, kind: Kind, text: str = "", **more: object) -> Entry:
     roles = {
         Kind.MESSAGE: "user",
         Kind.REPLY: "assistant",
@@ -47,12 +47,12 @@ def said(seq: int, kind: Kind, text: str = "", **more: object) -> Entry:
     return build_entry(seq, kind, message, 1000 * seq)
 
 
-def asked(seq: int, name: str, **more: object) -> Entry:
+def make_request(seq: int, name: str, **more: object) -> Entry:
     approval = Approval(id=name, tool="restart", arguments="{}", asked_ms=1000 * seq, **more)  # type: ignore[arg-type]
     return build_note(seq, Kind.ASKED, approval, 1000 * seq)
 
 
-def decided(seq: int, name: str, **more: object) -> Entry:
+def make_decision(seq: int, name: str, **more: object) -> Entry:
     said = {"tool": "restart", "asked_ms": 1, "approve": True, "by": "ann", **more}
     decision = Decision(id=name, **said)  # type: ignore[arg-type]
     return build_note(seq, Kind.DECIDED, decision, 1000 * seq)
@@ -60,16 +60,18 @@ def decided(seq: int, name: str, **more: object) -> Entry:
 
 def a_turn() -> list[Entry]:
     """A question, a call that is approved, a fact, an answer."""
-    reply = dataclasses.replace(said(2, Kind.REPLY, tool_calls=(CALL,)), tokens=100, cost_usd=0.25)
+    reply = dataclasses.replace(
+        make_entry(2, Kind.REPLY, tool_calls=(CALL,)), tokens=100, cost_usd=0.25
+    )
     fact = Fact(key="api", text="restarted", time_ms=5000)
     return [
-        said(1, Kind.MESSAGE, "restart the api"),
+        make_entry(1, Kind.MESSAGE, "restart the api"),
         reply,
-        asked(3, "2-1"),
-        decided(4, "2-1"),
-        said(5, Kind.TOOL_RESULT, "done", call_id="c1", tool="restart"),
+        make_request(3, "2-1"),
+        make_decision(4, "2-1"),
+        make_entry(5, Kind.TOOL_RESULT, "done", call_id="c1", tool="restart"),
         build_note(6, Kind.MEMORY, MemoryChange(remembered=fact), 6000),
-        dataclasses.replace(said(7, Kind.REPLY, "it is up"), tokens=50, cost_usd=0.5),
+        dataclasses.replace(make_entry(7, Kind.REPLY, "it is up"), tokens=50, cost_usd=0.5),
     ]
 
 
@@ -91,8 +93,8 @@ def test_an_approval_is_pending_from_request_to_decision() -> None:
 
 def test_an_escalated_approval_waits_for_others() -> None:
     entries = [
-        asked(1, "1-1", approvers=("ann",), escalate_to=("bob",), on_deadline="escalate"),
-        decided(2, "1-1", approve=False, by="deadline", escalated=True),
+        make_request(1, "1-1", approvers=("ann",), escalate_to=("bob",), on_deadline="escalate"),
+        make_decision(2, "1-1", approve=False, by="deadline", escalated=True),
     ]
     [waiting] = time_travel.find_pending(entries)
     assert waiting.escalated
@@ -102,20 +104,20 @@ def test_an_escalated_approval_waits_for_others() -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        said(2, Kind.REPLY, "never mind"),
-        said(2, Kind.FAILURE, "ended by a limit"),
+        make_entry(2, Kind.REPLY, "never mind"),
+        make_entry(2, Kind.FAILURE, "ended by a limit"),
         build_note(2, Kind.CONTROL, ControlNote(action="stop"), 2000),
     ],
     ids=lambda entry: entry.kind,
 )
 def test_cancelled_calls_have_no_pending_approvals(end: Entry) -> None:
-    assert time_travel.find_pending([asked(1, "1-1")])
-    assert not time_travel.find_pending([asked(1, "1-1"), end])
+    assert time_travel.find_pending([make_request(1, "1-1")])
+    assert not time_travel.find_pending([make_request(1, "1-1"), end])
 
 
 def test_a_pause_cancels_no_call() -> None:
     paused = build_note(2, Kind.CONTROL, ControlNote(action="pause"), 2000)
-    assert time_travel.find_pending([asked(1, "1-1"), paused])
+    assert time_travel.find_pending([make_request(1, "1-1"), paused])
 
 
 def test_duplicate_entries_are_added_twice() -> None:
@@ -123,13 +125,13 @@ def test_duplicate_entries_are_added_twice() -> None:
     assert time_travel.find_added(["a", "a"], ["a"]) == ()
 
 
-async def past_of(entries: list[Entry]) -> Timeline:
+async def load_past(entries: list[Entry]) -> Timeline:
     packs = PackStore(MemoryBlobStore())
     head, _ = await Journal(packs, KEY).append(None, entries)
-    return Timeline("t", status_of(head), Journal(packs, KEY))
+    return Timeline("t", make_status(head), Journal(packs, KEY))
 
 
-def status_of(head: object) -> ThreadStatus:
+def make_status(head: object) -> ThreadStatus:
     return ThreadStatus(
         agent="ops",
         status="waiting",
@@ -143,7 +145,7 @@ def status_of(head: object) -> ThreadStatus:
 
 @pytest.mark.guarantee(75)
 async def test_the_context_at_an_entry_equals_a_model_calls() -> None:
-    past = await past_of(a_turn())
+    past = await load_past(a_turn())
     scene = await past.load_scene(5)
     assert [message.role for message in scene.context] == ["user", "assistant", "tool"]
     assert scene.time_ms == 5000
@@ -164,13 +166,13 @@ async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> No
         snapshot=SnapshotRef(ref=ref, upto_seq=2), reason="asked", before_bytes=9, after_bytes=5
     )
     entries = [
-        said(1, Kind.MESSAGE, "hello"),
-        said(2, Kind.REPLY, "hi"),
+        make_entry(1, Kind.MESSAGE, "hello"),
+        make_entry(2, Kind.REPLY, "hi"),
         build_note(3, Kind.COMPACTION, compacted, 3000),
-        said(4, Kind.MESSAGE, "and now?"),
+        make_entry(4, Kind.MESSAGE, "and now?"),
     ]
     head, _ = await journal.append(None, entries)
-    past = Timeline("t", status_of(head), Journal(packs, KEY))
+    past = Timeline("t", make_status(head), Journal(packs, KEY))
     assert (await past.load_scene(2)).snapshot is None
     assert [each.text for each in (await past.load_scene(2)).context] == ["hello", "hi"]
     for seq in (3, 4):
@@ -191,28 +193,31 @@ async def test_a_snapshot_of_an_unrelated_thread_is_not_read() -> None:
     compacted = CompactionNote(
         snapshot=SnapshotRef(ref=ref, upto_seq=1), reason="asked", before_bytes=9, after_bytes=5
     )
-    entries = [said(1, Kind.MESSAGE, "hello"), build_note(2, Kind.COMPACTION, compacted, 2000)]
+    entries = [
+        make_entry(1, Kind.MESSAGE, "hello"),
+        build_note(2, Kind.COMPACTION, compacted, 2000),
+    ]
     head, _ = await Journal(packs, KEY).append(None, entries)
     with pytest.raises(RefRefused):
-        await Timeline("t", status_of(head), Journal(packs, KEY)).load_scene(2)
+        await Timeline("t", make_status(head), Journal(packs, KEY)).load_scene(2)
 
 
 @pytest.mark.parametrize("seq", [-1, 0, 8])
 async def test_an_unknown_entry_is_named(seq: int) -> None:
-    past = await past_of(a_turn())
+    past = await load_past(a_turn())
     with pytest.raises(EntryNotFound, match=f"1 to 7, and no {seq}"):
         await past.load_scene(seq)
 
 
 async def test_a_journal_without_entries_says_so() -> None:
-    past = Timeline("t", status_of(None), Journal(PackStore(MemoryBlobStore()), KEY))
+    past = Timeline("t", make_status(None), Journal(PackStore(MemoryBlobStore()), KEY))
     with pytest.raises(EntryNotFound, match="holds no entries yet"):
         await past.load_totals(1)
 
 
 async def test_totals_at_an_entry_are_those_of_all_before_it() -> None:
     entries = a_turn()
-    past = await past_of(entries)
+    past = await load_past(entries)
     assert await past.load_totals(5) == add_up(entries[:5])
     assert [each.id for each in await past.load_pending(3)] == ["2-1"]
     assert await past.load_pending(1) == ()

@@ -40,7 +40,7 @@ REF = Ref(thread=THREAD, digest="b" * 64, size_bytes=1, kind=Kind.SEGMENT)
 STATE = TypeAdapter(ThreadState)
 
 
-class Life(RuleBasedStateMachine):
+class ThreadModel(RuleBasedStateMachine):
     """Does to a state what the workflow does, in any order that it allows."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class Life(RuleBasedStateMachine):
             if entry.kind == Kind.COMPACTION:
                 notes.append(f"compacted to {(entry.data or {})['snapshot']['upto_seq']}")
         assert notes == self.noted
-        messages = [text_of(entry) for entry in entries if entry.kind == Kind.MESSAGE]
+        messages = [read_text(entry) for entry in entries if entry.kind == Kind.MESSAGE]
         assert [*messages, *(each.text for each in self.state.inbox)] == self.sent
         assert self.state.counters.messages == len(self.sent)
         asked = [(entry.data or {})["id"] for entry in entries if entry.kind == Kind.ASKED]
@@ -272,7 +272,7 @@ class Life(RuleBasedStateMachine):
         assert (state.failed_turn is not None) == self.failed
         by_seq = {entry.seq: entry for entry in self.journal}
         newest = self.ended[-limits.ANSWERS_MAX :]
-        assert [text_of(by_seq[answer.seq]) for answer in state.answers] == newest
+        assert [read_text(by_seq[answer.seq]) for answer in state.answers] == newest
 
     def teardown(self) -> None:
         """Whatever there is at the end of a thread goes to the journal."""
@@ -285,19 +285,19 @@ class Life(RuleBasedStateMachine):
         assert (state.inbox, state.calls, state.notes) == ((), (), ())
         entries = [*self.journal, *state.tail]
         assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
-        messages = [text_of(entry) for entry in entries if entry.kind == Kind.MESSAGE]
+        messages = [read_text(entry) for entry in entries if entry.kind == Kind.MESSAGE]
         assert messages == self.sent
         waited = [entry.kind for entry in state.tail]
         assert waited.count(Kind.MESSAGE) >= before
         assert waited.count(Kind.TOOL_RESULT) >= calls
 
 
-def text_of(entry: Entry) -> str:
+def read_text(entry: Entry) -> str:
     assert entry.body is not None
     return parse_message(entry.kind, entry.body).text
 
 
-TestLife = Life.TestCase
+TestLife = ThreadModel.TestCase
 TestLife.settings = settings(max_examples=scaled(25, 60), stateful_step_count=60, deadline=None)
 
 

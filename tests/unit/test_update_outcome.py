@@ -62,7 +62,7 @@ class Handle:
         raise self._error
 
 
-def nothing() -> PollWorkflowExecutionUpdateResponse:
+def make_empty_response() -> PollWorkflowExecutionUpdateResponse:
     return PollWorkflowExecutionUpdateResponse()
 
 
@@ -73,7 +73,7 @@ def number(value: int) -> PollWorkflowExecutionUpdateResponse:
     return found
 
 
-def failed(kind: str) -> PollWorkflowExecutionUpdateResponse:
+def make_failed_response(kind: str) -> PollWorkflowExecutionUpdateResponse:
     found = PollWorkflowExecutionUpdateResponse()
     found.outcome.failure.application_failure_info.type = kind
     return found
@@ -89,7 +89,7 @@ async def poll(server: Server, handle: Handle | None = None) -> tuple[TurnEnd | 
 @pytest.mark.guarantee(43)
 async def test_a_wait_survives_empty_polls_and_a_server_outage() -> None:
     away = RPCStatusCode.UNAVAILABLE
-    server = Server(nothing(), away, RPCStatusCode.DEADLINE_EXCEEDED, away, number(7))
+    server = Server(make_empty_response(), away, RPCStatusCode.DEADLINE_EXCEEDED, away, number(7))
     found, problems = await poll(server)
     assert found == TurnEnd(number=7)
     assert len(problems) == 2
@@ -102,7 +102,7 @@ async def test_an_update_unknown_to_the_server_is_lost(status: RPCStatusCode) ->
 
 
 async def test_an_update_whose_run_has_closed_is_lost() -> None:
-    assert (await poll(Server(failed("AcceptedUpdateCompletedWorkflow"))))[0] is None
+    assert (await poll(Server(make_failed_response("AcceptedUpdateCompletedWorkflow"))))[0] is None
 
 
 async def test_a_refusal_is_raised_by_the_handle() -> None:
@@ -115,7 +115,7 @@ async def test_an_update_beyond_the_long_poll_bound_is_checked_without_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(follower, "LONG_POLLS_MAX", 0)
-    server = Server(nothing(), nothing(), number(1))
+    server = Server(make_empty_response(), make_empty_response(), number(1))
     assert (await poll(server))[0] == TurnEnd(number=1)
     assert server.stages == [0, 0, 0]
 
@@ -126,7 +126,7 @@ async def test_checks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.M
     server = Server()
     polls = follower.get_long_polls(cast("Client", server))
     with polls.counted():
-        server.answers.extend([nothing()] * 100)
+        server.answers.extend([make_empty_response()] * 100)
         waits = [asyncio.create_task(poll(server)) for _ in range(5)]
         await asyncio.sleep(1.0)
         # One look for each wait, after about half a second.

@@ -62,7 +62,7 @@ class Server:
         return answer
 
 
-class Watching:
+class IdleWatch:
     """A watch that finds no worker."""
 
     finds_workers = False
@@ -71,7 +71,7 @@ class Watching:
         return error
 
 
-def reached(stage: int, result: int | None = None, refusal: str = "") -> Any:
+def make_response(stage: int, result: int | None = None, refusal: str = "") -> Any:
     found = PollWorkflowExecutionUpdateResponse(stage=cast("Any", stage))
     found.update_ref.workflow_execution.run_id = "run-1"
     if result is not None:
@@ -83,7 +83,7 @@ def reached(stage: int, result: int | None = None, refusal: str = "") -> Any:
     return found
 
 
-async def sent(server: Server, **options: Any) -> WorkflowUpdateHandle[int]:
+async def send_and_wait(server: Server, **options: Any) -> WorkflowUpdateHandle[int]:
     async with asyncio.timeout(10):
         return await start_update(
             cast("Client", server),
@@ -92,29 +92,29 @@ async def sent(server: Server, **options: Any) -> WorkflowUpdateHandle[int]:
             "hello",
             int,
             update_id="m-1",
-            watch=cast("Any", Watching()),
+            watch=cast("Any", IdleWatch()),
             **options,
         )
 
 
 async def test_an_update_that_no_worker_accepts_at_first_is_sent_once_and_polled() -> None:
-    server = Server(reached(1), RPCStatusCode.DEADLINE_EXCEEDED, reached(2))
-    handle = await sent(server)
+    server = Server(make_response(1), RPCStatusCode.DEADLINE_EXCEEDED, make_response(2))
+    handle = await send_and_wait(server)
     assert (handle.id, handle.workflow_id, handle.workflow_run_id) == ("m-1", "ops-7", "run-1")
     assert len(server.sent) == 1
     assert server.polled == [("ops-7", "m-1", 2)] * 3
 
 
 async def test_a_forgotten_update_is_sent_again_with_its_id() -> None:
-    server = Server(NOT_FOUND, NOT_FOUND, reached(2))
-    await sent(server)
+    server = Server(NOT_FOUND, NOT_FOUND, make_response(2))
+    await send_and_wait(server)
     assert [each["id"] for each in server.sent] == ["m-1"] * 3
 
 
 async def test_a_result_comes_with_the_poll() -> None:
-    server = Server(reached(3, result=7))
+    server = Server(make_response(3, result=7))
     async with asyncio.timeout(10):
-        watch = cast("Any", Watching())
+        watch = cast("Any", IdleWatch())
         found = await update(cast("Client", server), "ops-7", "send", "hello", int, watch=watch)
     assert found == 7
     assert server.polled[0][2] == 3
@@ -122,21 +122,21 @@ async def test_a_result_comes_with_the_poll() -> None:
 
 
 async def test_a_refusal_from_a_poll_is_raised() -> None:
-    server = Server(reached(3, refusal="12 messages wait already"))
+    server = Server(make_response(3, refusal="12 messages wait already"))
     with pytest.raises(MessageRefused, match="12 messages wait already"):
         await update(
-            cast("Client", server), "ops-7", "send", "hello", int, watch=cast("Any", Watching())
+            cast("Client", server), "ops-7", "send", "hello", int, watch=cast("Any", IdleWatch())
         )
 
 
 async def test_a_timeout_ends_the_polls() -> None:
     with pytest.raises(NoWorker):
-        await sent(Server(), seconds_max=0.2)
+        await send_and_wait(Server(), seconds_max=0.2)
 
 
 async def test_a_caller_cancelled_during_a_poll_stays_cancelled() -> None:
     server = Server()
-    waiting = asyncio.create_task(sent(server))
+    waiting = asyncio.create_task(send_and_wait(server))
     while not server.polled:
         await asyncio.sleep(0)
     waiting.cancel()

@@ -19,7 +19,7 @@ from everlong.storage import keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import pack_key
 from everlong.storage.packs import build_contents, build_pack
-from tests.support.sample_payloads import KEY_1, stored, workflow
+from tests.support.sample_payloads import KEY_1, read_objects, workflow
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
 EXAMPLES: Final = PAGE[PAGE.index("\n## Example\n") :]
@@ -70,13 +70,13 @@ async def test_the_encoder_writes_the_examples(monkeypatch: pytest.MonkeyPatch) 
     [written] = await codec.encode([plain(FIRST)])
     assert written.data == first_ref
     await codec.encode([plain(SECOND)])
-    assert set((await stored(store)).values()) == {first, second}
+    assert set((await read_objects(store)).values()) == {first, second}
     monkeypatch.setattr(os, "urandom", lambda size: bytes(range(0xA0, 0xA0 + size)))
     store = MemoryBlobStore()
     codec = EverlongCodec(store, inline_bytes_max=0, keys={"k1": KEY_1}).with_context(workflow())
     [written] = await codec.encode([plain(FIRST)])
     assert written.data == sealed_ref
-    assert set((await stored(store)).values()) == {sealed}
+    assert set((await read_objects(store)).values()) == {sealed}
     derived = keys.Keys({"k1": KEY_1}).derive("k1", keys.PACK_PURPOSE, sealed[14:30])
     assert derived.hex() in EXAMPLES
 

@@ -43,7 +43,7 @@ class Theirs:
         pass
 
 
-class Configured(Exception):
+class ConfiguredWorker(Exception):
     """A worker has been configured; it needs a server only after that."""
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -58,12 +58,12 @@ class Last(SimplePlugin):
         super().__init__("last")
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
-        raise Configured(config)
+        raise ConfiguredWorker(config)
 
 
 async def configure(plugin: EverlongPlugin, **options: Any) -> dict[str, Any]:
     client = await Client.connect("127.0.0.1:1", plugins=[plugin], lazy=True)
-    with pytest.raises(Configured) as found:
+    with pytest.raises(ConfiguredWorker) as found:
         Worker(client, task_queue="q", plugins=[Last()], **options)
     return found.value.config
 
@@ -258,7 +258,7 @@ def test_variables_and_options_reach_the_worker(
         "TEMPORAL_CONFIG_FILE": os.devnull,
     }
     result = CliRunner().invoke(app, ["worker", "everlong.demo:agent", *options], env=environment)
-    assert isinstance(result.exception, Configured), result.output
+    assert isinstance(result.exception, ConfiguredWorker), result.output
     found = result.exception.config
     assert {name: found[name] for name in expected} == expected
 

@@ -101,7 +101,7 @@ async def test_parallel_results_between_two_lists_do_not_make_the_list_be_writte
         assert await EverlongCodec(store).decode([encoded]) == [payload(body)]
 
 
-def grown_lists(source: random.Random) -> Iterator[tuple[bytes, int]]:
+def make_growing_lists(source: random.Random) -> Iterator[tuple[bytes, int]]:
     """Yield payloads with the number of their bytes that are new: lists, and results between them.
 
     A list holds some of the results that came just before it. Nothing compresses.
@@ -136,7 +136,7 @@ async def test_each_byte_of_lists_that_grow_is_written_a_bounded_number_of_times
     store = MeasuringStore()
     codec = EverlongCodec(store, inline_bytes_max=0).with_context(workflow())
     new_bytes = 0
-    for payloads, (data, added_bytes) in enumerate(grown_lists(random.Random(seed)), 1):
+    for payloads, (data, added_bytes) in enumerate(make_growing_lists(random.Random(seed)), 1):
         ref = await encode(codec, data)
         new_bytes += added_bytes
         assert store.put_bytes <= WRITES_MAX * new_bytes + PAYLOAD_BYTES_MAX * payloads
