@@ -1,4 +1,4 @@
-"""Who sees what: logging in and out, buttons that a role has, and pages for what went wrong."""
+"""Access: login and logout, the buttons of each role, and error pages."""
 
 from collections.abc import AsyncIterator
 

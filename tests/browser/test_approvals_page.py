@@ -1,4 +1,4 @@
-"""What waits for a person, and deciding it, also without a mouse."""
+"""Pending approvals and decisions, also without a mouse."""
 
 import pytest
 from playwright.async_api import Page, expect

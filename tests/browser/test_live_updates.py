@@ -1,4 +1,4 @@
-"""A page that is open while its thread goes on: what it offers holds for the thread as it is now."""
+"""Open pages follow their thread: the actions offered match its current state."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Every button of a thread: what it would do, why, and that it does it."""
+"""Every button of a thread: its preview, its reason, and its effect."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One thread: what is shown of it, its journal, its past."""
+"""Page of one thread: its sizes, its journal and its past."""
 
 import pytest
 import pytest_asyncio

@@ -1,4 +1,4 @@
-"""What the contract cannot see of a bucket: whose it is, what else is in it, and who may use it."""
+"""Buckets: prefixes, foreign objects and credentials, which the store contract cannot see."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""SIGKILL around a PUT of the codec: the workflow ends as if nothing had happened."""
+"""SIGKILL around a PUT of the codec: the workflow ends with the same result."""
 
 import asyncio
 import os

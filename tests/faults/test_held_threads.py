@@ -1,4 +1,4 @@
-"""Threads that the store holds, while people go on talking to them."""
+"""Threads held by a failing store that keep receiving messages and decisions."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A store that fails or loses bytes holds a thread; restoring them lets it go on."""
+"""Store outages: a failing store or lost bytes hold a thread until they are restored."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Random interleavings of what people say, kills of workers, and rolls. `make soak` runs 1,000."""
+"""Random interleavings of messages, kills of workers, and rolls. `make soak` runs 1,000."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What archiving refuses, what is due, and what is told of it, on a real server."""
+"""Rules of archiving on a real server: refusals, due threads and reports."""
 
 import asyncio
 import time

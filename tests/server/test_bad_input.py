@@ -1,4 +1,4 @@
-"""What models, tools and people should not do, and what comes of it: each has one outcome."""
+"""Bad input by models, tools and users: each has one outcome."""
 
 import asyncio
 import dataclasses

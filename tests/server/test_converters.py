@@ -1,4 +1,4 @@
-"""Other converters and codecs beside ours, and what no codec may touch."""
+"""Other converters and codecs in addition to ours, and fields that no codec may change."""
 
 import dataclasses
 import datetime

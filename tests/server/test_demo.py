@@ -1,4 +1,4 @@
-"""`everlong demo` with somebody at the terminal: it waits for them, in the dashboard."""
+"""`everlong demo` with a user at the terminal: it waits for a decision in the dashboard."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a caller is told, and how soon, when a thread does not answer."""
+"""Diagnoses of a thread that does not answer: their content, their delay and their cost."""
 
 import asyncio
 import contextlib

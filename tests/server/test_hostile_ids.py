@@ -1,4 +1,4 @@
-"""Threads that other programs have started under odd ids: each is opened and governed, by every face.
+"""Threads that other programs started under odd ids: API, pages and CLI open and control each.
 
 New threads get no such ids, whichever door they come by.
 """

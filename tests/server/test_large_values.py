@@ -1,4 +1,4 @@
-"""A large value on every road through Temporal: it comes back whole, and only a ref is in history."""
+"""Large values on every path through Temporal: each returns whole, and history holds only a ref."""
 
 import asyncio
 import dataclasses

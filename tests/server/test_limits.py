@@ -1,4 +1,4 @@
-"""Limits of the policy on a real server: what happens, who is told, and how a thread goes on."""
+"""Limits of the policy on a real server: their action, their report, and how a thread continues."""
 
 import random
 from collections.abc import Sequence

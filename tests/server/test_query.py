@@ -1,4 +1,4 @@
-"""Queries over threads of a real server: live ones, ended ones, and those that only an archive knows."""
+"""Queries over threads of a real server: running, ended and archived ones."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Workflows on an SDK that lacks a private API: they run, resume and end as ever."""
+"""Workflows on an SDK that lacks a private API: they run, resume and end normally."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a thread says of itself where people look for threads: in search attributes."""
+"""Search attributes of threads."""
 
 import asyncio
 from typing import Any

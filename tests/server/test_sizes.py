@@ -1,4 +1,4 @@
-"""What is measured of threads and of their store, and what becomes a search attribute."""
+"""Sizes of threads and their store, as metrics and search attributes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

@@ -1,4 +1,4 @@
-"""What is told of single steps: in whose trace, with what in it, and what is kept back."""
+"""Spans of single steps: their trace, their attributes, and the content that they omit."""
 
 from collections.abc import Sequence
 

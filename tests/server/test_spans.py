@@ -1,4 +1,4 @@
-"""What an operator's backend gets of a thread's life: every span once, in its place."""
+"""Spans of a whole thread, as an operator's backend receives them: each once, under its parent."""
 
 import asyncio
 import contextlib

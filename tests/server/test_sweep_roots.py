@@ -1,4 +1,4 @@
-"""What a real server keeps beside plain histories: resets, activities under way, schedules, claims."""
+"""Roots of a sweep besides histories: resets, running activities, schedules and claims."""
 
 import asyncio
 import dataclasses

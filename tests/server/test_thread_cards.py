@@ -1,4 +1,4 @@
-"""What a thread says of itself so that nobody has to ask it: its card, and what its journal samples."""
+"""Thread cards and samples in the journal, which replace queries of a thread."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What people say to a thread beside messages: pause, unpause, configure, compact, stop, cancel."""
+"""Control of a thread: pause, unpause, configure, compact, stop and cancel."""
 
 import asyncio
 from collections.abc import Sequence

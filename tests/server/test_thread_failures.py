@@ -1,4 +1,4 @@
-"""What a thread does with what it should not have been given."""
+"""Failures within a thread: invalid text, failing tools, cancellations and missing workers."""
 
 import asyncio
 import os

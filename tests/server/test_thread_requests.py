@@ -1,4 +1,4 @@
-"""What can be said to a thread, and what is refused: on a real server."""
+"""Requests to a thread on a real server: which are accepted, and which are refused."""
 
 import asyncio
 

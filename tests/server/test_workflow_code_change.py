@@ -1,4 +1,4 @@
-"""New code that goes further than the old did, while its history is still being replayed.
+"""Workflow code that runs past the old code while its history is still being replayed.
 
 Core keeps a command that it does not find in history, and sends it when the replay is over. What it
 carries must be there, though it was issued in a replay.

@@ -1,4 +1,4 @@
-"""Activities by themselves, without a workflow: what one worker does of another one's work."""
+"""Activities without a workflow, including the work of another worker."""
 
 import asyncio
 import dataclasses

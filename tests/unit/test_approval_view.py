@@ -1,4 +1,4 @@
-"""Approvals: what is shown of a call is what will run, and what is missing is said."""
+"""Approvals on a page: the shown call is the one that will run, and missing parts are reported."""
 
 import json
 import sys

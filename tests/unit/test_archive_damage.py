@@ -1,4 +1,4 @@
-"""Damaged archives: whoever opens or reads one is told, not only whoever verifies it."""
+"""Damaged archives: opening, reading and verifying each report the damage."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Who freed a thread: said beside its archive, and sealed where there are keys."""
+"""Deletion records: who freed a thread, stored with its archive, and sealed with keys."""
 
 import dataclasses
 

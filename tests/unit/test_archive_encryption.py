@@ -1,5 +1,4 @@
-"""Archives where keys are configured: nothing that was said lies in the clear, and any tool with the
-key reads them."""
+"""Encrypted archives: no message is stored in plain text, and any tool with the key reads them."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Damaged manifests: whatever was changed since they were written is noticed, without keys too."""
+"""Damaged manifests: every change since their write is noticed, without keys too."""
 
 import dataclasses
 import hashlib

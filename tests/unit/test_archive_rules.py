@@ -1,4 +1,4 @@
-"""What is due, what may be freed, and what is said of it: without a server."""
+"""Rules of archiving, without a server: due threads, freeable threads, and their reports."""
 
 import dataclasses
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Who is let in, as whom, and what each role may do: for every route that there is."""
+"""Authentication and roles, for every route."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Faults of the cache's disk: the store behind serves, and a log tells of them now and then."""
+"""Faults of the cache's disk: the backend serves, and faults are logged at intervals."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""Whatever is done to a cache, and to its directory, it answers as a dict would."""
+"""Model test of the cache: after any calls and damage it answers as a dict would."""
 
 import asyncio
 import shutil

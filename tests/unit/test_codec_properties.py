@@ -1,4 +1,4 @@
-"""Whatever is encoded, in whatever order, by whoever: decode gives it back."""
+"""Properties of the codec: decode returns what any worker encoded, in any order."""
 
 import asyncio
 import dataclasses

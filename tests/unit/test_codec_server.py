@@ -1,4 +1,4 @@
-"""The codec server's routes, without a network: what they give, and whom they refuse."""
+"""Routes of the codec server, without a network: their responses and refusals."""
 
 import asyncio
 import base64

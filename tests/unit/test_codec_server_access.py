@@ -1,4 +1,4 @@
-"""The codec server on the dashboard's port: who may use it, and what one request may cost."""
+"""Codec server on the dashboard's port: access, and the cost of one request."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""What the doctor makes of stores, clocks and answers that are not as they should be."""
+"""Doctor: findings about faulty stores, clocks and workers."""
 
 import asyncio
 import dataclasses

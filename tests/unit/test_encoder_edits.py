@@ -1,4 +1,4 @@
-"""Changes in the middle, and tasks that are tried again: what is new is what is written."""
+"""Edits within a list, and retried tasks: only new bytes are written."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Large payloads and small ones at the same time: nobody waits for the large one."""
+"""Stalls of the event loop: small payloads do not wait for large ones."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Failure loops, as they are told from work."""
+"""Failure loops: how the policy distinguishes them from progress."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What the contract cannot see of the file store: the disk."""
+"""File store on its disk: properties that the store contract cannot see."""
 
 import errno
 import os

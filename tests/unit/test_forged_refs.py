@@ -1,4 +1,4 @@
-"""What is not read, though its bytes are there: what somebody else could have made up."""
+"""Forged refs: bytes that another program could have invented are not read."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Gauges of all threads are fresh, or not there."""
+"""Gauges of all threads: fresh, or absent."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Heartbeats of one activity: when they are sent, and what they say."""
+"""Heartbeats of one activity: their interval and content."""
 
 import asyncio
 import dataclasses

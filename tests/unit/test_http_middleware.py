@@ -1,4 +1,4 @@
-"""What lies around every answer: headers, bounds, one shape of errors, and a log without content."""
+"""HTTP middleware: strict headers, bounds, one error shape, and a log without content."""
 
 import logging
 from urllib.parse import quote

@@ -1,4 +1,4 @@
-"""What of a payload is new: a plan never loses a byte, and never points to too many packs."""
+"""Matcher: finds the new part of a payload; a plan loses no byte and references few packs."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Facts that an agent was told to remember: verbatim until they expire, evicted in one order."""
+"""Remembered facts: verbatim until they expire, evicted in one order."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What pages are made of: addresses, words, charts. What they look like is in tests/browser."""
+"""Parts of pages: addresses, words and charts. tests/browser covers their appearance."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a user may set, and when a run ends by it."""
+"""Policy: its valid values, and when a run ends by it."""
 
 import dataclasses
 from collections.abc import Mapping

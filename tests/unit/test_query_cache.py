@@ -1,4 +1,4 @@
-"""The query cache: a thread that has done nothing since is not asked again."""
+"""Query cache: a thread without new events is not queried again."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Functions, types and tables that a statement may name: what is on the list, and what that means."""
+"""Functions, types and tables that a statement may name: the allow list and its effect."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Queries whose process is killed: nothing of them runs on, and nothing that was said stays behind."""
+"""Killed and hostile queries: no process keeps running, and no file stays behind."""
 
 import asyncio
 import resource

@@ -1,4 +1,4 @@
-"""Looking into what is no longer in the context: any part can be reached, and nothing takes long."""
+"""Recall: any entry outside the context can be read and searched, at a bounded cost."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Archives of threads that were archived before: revived, or by a machine whose clock is ahead."""
+"""Repeated archives: of revived threads, or by a machine whose clock is fast."""
 
 import dataclasses
 

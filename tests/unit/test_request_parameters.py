@@ -1,4 +1,4 @@
-"""What requests hold: ids that can be named again, and lists that cost no more than their bound."""
+"""Request parameters: ids that can be requested again, and lists of bounded cost."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The door, from all sides: origins, cookies of others, wrong tokens, and pages that ask again."""
+"""Web security: origins, foreign cookies, wrong tokens, and redirects to the login."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""`everlong serve` as a process: whom it believes, and what it logs. No Temporal server is behind it."""
+"""`everlong serve` as a process, without a Temporal server: trusted proxies and the log."""
 
 import asyncio
 import contextlib

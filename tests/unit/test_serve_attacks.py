@@ -1,4 +1,4 @@
-"""`everlong serve` as a process under attack, by a store that others write and by strangers."""
+"""`everlong serve` as a process under attack: a forged store and unauthenticated clients."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Consumption, and the policy that decides by it: the same count in every replay."""
+"""Size policy: consumption is counted equally in every replay."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""When a thread's size is told, and how fast it is said to grow."""
+"""Sizes of threads: when they are published, and how growth is computed."""
 
 import dataclasses
 import itertools

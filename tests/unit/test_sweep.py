@@ -1,4 +1,4 @@
-"""What a sweep takes and what it leaves, in namespaces that are made up."""
+"""Sweeps of synthetic namespaces: which objects they take and leave."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Sweeps where other codecs stand before, inside and around ours."""
+"""Sweeps with other codecs before, inside and around ours."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Sweeps where something is in the way: bytes that cannot be read, and much of everything."""
+"""Sweeps with faults: unreadable objects, full disks and large batches."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Sweeps that are cancelled, held up by a slow store, or whose clock is wrong."""
+"""Interrupted sweeps: cancellations, slow stores and wrong clocks."""
 
 import asyncio
 import dataclasses

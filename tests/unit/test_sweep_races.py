@@ -1,4 +1,4 @@
-"""Sweeps where something could slip through: held up, half read, sealed, wrapped, or hidden."""
+"""Races and hidden references of sweeps: delays, partial reads, seals and team codecs."""
 
 import base64
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a sweep says of itself, and what the command does with what it is told."""
+"""Reports of sweeps, and the options and output of the command."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Listings in shards: what they find, where they go on, and what they do about a store's faults."""
+"""Sharded listings: their results, cursors and handling of store faults."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The index in the store: what a new process reads with it, and what it does without."""
+"""Sweep index in the store: what a new process reads with it and without it."""
 
 import asyncio
 import copy

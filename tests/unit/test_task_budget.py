@@ -1,4 +1,4 @@
-"""What the activations of one workflow task may carry inline, all together."""
+"""Inline budget that the activations of one workflow task share."""
 
 import random
 

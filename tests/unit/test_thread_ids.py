@@ -1,4 +1,4 @@
-"""Ids of threads: what a new one may be, which doors ask, and how people are shown any id."""
+"""Thread ids: the rule for new ones, the calls that enforce it, and their display."""
 
 import ast
 import shlex

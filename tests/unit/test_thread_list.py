@@ -1,4 +1,4 @@
-"""The list of threads in memory, its gauges, and what they add up to: without a server."""
+"""Thread list in memory, its gauges and their totals, without a server."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Long polls for the outcome of an update: what ends a wait, and what it outlasts."""
+"""Long polls for the outcome of an update: what ends a wait, and which outages it survives."""
 
 import asyncio
 import types

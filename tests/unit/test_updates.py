@@ -1,4 +1,4 @@
-"""Updates that a busy worker takes late: they are sent once, and polled for."""
+"""Updates that a busy worker accepts late: they are sent once and then polled."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a growing list costs: to write, and to read by someone who has nothing of it."""
+"""Write amplification of a growing list, and the cost of a cold read."""
 
 import asyncio
 import json
