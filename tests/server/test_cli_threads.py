@@ -7,7 +7,6 @@ import getpass
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from everlong.models import Entry, SegmentRef
 from everlong.storage import open_store
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
+from tests.support.forked_command import run_command
 from tests.support.governed_agent import build_governed_agent
 from tests.support.threads import Threads, open_threads
 
@@ -237,18 +237,14 @@ async def test_the_cli_shows_past_states_and_forks(
 def everlong(
     server: TemporalServer, store: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "everlong", *arguments],
+    return run_command(
+        *arguments,
+        cwd=store.parent,
         env={
-            **os.environ,
             "TEMPORAL_CONFIG_FILE": os.devnull,
             "TEMPORAL_ADDRESS": server.address,
             "EVERLONG_STORE": store.as_uri(),
         },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
 import uuid
 from datetime import timedelta
@@ -29,6 +28,7 @@ from everlong.errors import SetupRefused
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
+from tests.support.forked_command import run_command
 from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.support.scripted_agents import reading_agent
 
@@ -169,20 +169,15 @@ async def no_probe_runs(client: Client, task_queue: str) -> None:
 def everlong(
     server: TemporalServer, cwd: Path, *arguments: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "everlong", *arguments],
+    return run_command(
+        *arguments,
         cwd=cwd,
         env={
-            **os.environ,
             "TEMPORAL_CONFIG_FILE": os.devnull,
             "TEMPORAL_ADDRESS": server.address,
             "EVERLONG_STORE": (cwd / "blobs").as_uri(),
             **env,
         },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 

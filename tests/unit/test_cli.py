@@ -32,22 +32,18 @@ from everlong.models import (
     build_note,
 )
 from everlong.policy import LimitHit
+from tests.support.forked_command import run_command
 
 
 def everlong(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "everlong", *arguments],
+    return run_command(
+        *arguments,
         cwd=cwd,
         env={
-            **os.environ,
             "TEMPORAL_CONFIG_FILE": os.devnull,
             "EVERLONG_STORE": (cwd / "blobs").as_uri(),
             **env,
         },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 
