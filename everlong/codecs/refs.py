@@ -68,13 +68,13 @@ def parse_ref(payload: Payload) -> PackRef:
         )
     data = payload.data
     if not data or data[0] != VERSION:
-        raise _unknown_version(data[:1].hex())
+        raise _build_version_error(data[:1].hex())
     if len(data) < _START.size:
-        raise _damaged()
+        raise _build_damage_error()
     key_id_bytes = data[1]
     rest = _START.size + key_id_bytes
     if len(data) != rest + _REST.size + (TAG_BYTES if key_id_bytes else 0):
-        raise _damaged()
+        raise _build_damage_error()
     thread, pack, size_bytes, packs = _REST.unpack_from(data, rest)
     key_id = data[_START.size : rest].decode("latin-1")
     return PackRef(thread.hex(), pack, size_bytes, packs, key_id)
@@ -99,12 +99,12 @@ async def check_ref(packs: PackStore, payload: Payload, ref: PackRef) -> None:
         )
 
 
-def _unknown_version(version: str) -> UnknownVersion:
+def _build_version_error(version: str) -> UnknownVersion:
     return UnknownVersion(
         f"this Everlong does not read payload ref version {version}. Upgrade Everlong on "
         "this worker or client."
     )
 
 
-def _damaged() -> BlobCorrupt:
+def _build_damage_error() -> BlobCorrupt:
     return BlobCorrupt("a payload ref in history is damaged: it does not parse")

@@ -1,4 +1,4 @@
-"""Stored bytes: blob stores, the formats of what they hold, and the journal on top of them."""
+"""Storage: blob stores, the formats of stored objects, and the journal."""
 
 from pathlib import Path
 from typing import Final

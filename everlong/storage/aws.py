@@ -1,4 +1,4 @@
-"""Access to S3 by the AWS configuration: keys, profiles, roles, regions, certificates.
+"""AWS configuration of S3 stores: credentials, profiles, roles, regions, certificates.
 
 The only module that imports botocore. It is imported when a store at `s3://` is opened: botocore takes
 a fifth of a second to import, and no other store needs it.
@@ -24,30 +24,30 @@ from botocore.exceptions import (
 from everlong.errors import ConfigError, StoreUnavailable
 from everlong.storage.buckets import S3_FURTHER, BucketURL, describe_setup_failure
 
-if TYPE_CHECKING:  # These are not there at run time.
+if TYPE_CHECKING:  # obstore has these types only for type checkers.
     from obstore.store import S3Config, S3Credential
 
-# obstore asks again once what it has expires within 300 s. botocore renews temporary keys 600 s
-# before their end at the latest, so they are never used up.
+# obstore asks for new credentials when its own expire within 300 s. botocore renews temporary ones at
+# least 600 s before they expire, so expired credentials are never used.
 _OBSTORE_MARGIN_SECONDS: Final = 300.0
 _KEYS_SECONDS: Final = 60.0
-_ANY_REGION: Final = "us-east-1"  # What others than AWS take, since they have none.
+_ANY_REGION: Final = "us-east-1"  # For servers other than AWS, which have no regions.
 
 
 @dataclasses.dataclass(frozen=True)
 class AwsAccess:
-    """What an S3 client of obstore is made of."""
+    """Settings of an S3 client of obstore."""
 
     keys: "AwsKeys"
     config: "S3Config"
     authorities: bytes | None
-    """Certificates of the authorities to trust, in PEM; None for the usual ones."""
+    """Certificates of trusted authorities, in PEM; None for the system's."""
 
 
 def read_aws_access(place: BucketURL) -> AwsAccess:
     """Read the AWS configuration for a bucket. Missing keys raise `ConfigError`."""
     keys = AwsKeys(place)
-    keys()  # With a better message than obstore's, if there are none.
+    keys()  # Raises a clearer error than obstore if there are no credentials.
     try:
         session = open_session(place)
         return AwsAccess(keys, build_s3_config(place, session), _read_ca_bundle(place, session))
@@ -56,14 +56,14 @@ def read_aws_access(place: BucketURL) -> AwsAccess:
 
 
 class AwsKeys:
-    """The keys that obstore signs with. Called by it once a minute, from any OS thread."""
+    """Provides obstore's credentials. obstore calls it once a minute, from any OS thread."""
 
     def __init__(self, place: BucketURL) -> None:
         self._place = place
         self._keys: Credentials | None = None
 
     def __call__(self) -> "S3Credential":
-        """Return the keys of now. Fixed ones are read again, so a new file needs no restart."""
+        """Return the current credentials. Fixed ones are read again, so a new file needs no restart."""
         try:
             if not isinstance(self._keys, RefreshableCredentials):
                 self._keys = open_session(self._place).get_credentials()
@@ -90,13 +90,13 @@ def open_session(place: BucketURL) -> botocore.session.Session:
 
 
 def build_s3_config(place: BucketURL, session: botocore.session.Session) -> "S3Config":
-    """Return what obstore is to know: address, region, style of addresses, and further options."""
+    """Return obstore's settings: endpoint, region, style of addresses, and further options."""
     region, endpoint = _find_region_and_endpoint(place, session)
     address = urlsplit(endpoint)
     aws = (address.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
     path_style = place.flag("path_style")
     if path_style is None:
-        # No certificate of AWS fits a host name with a dot of the bucket's in it.
+        # AWS certificates do not match a host name that contains a bucket name with a dot.
         path_style = not aws or "." in place.bucket
     if not path_style:
         endpoint = address._replace(netloc=f"{place.bucket}.{address.netloc}").geturl()
@@ -104,7 +104,7 @@ def build_s3_config(place: BucketURL, session: botocore.session.Session) -> "S3C
     return {
         **cast("S3Config", further),
         "region": region,
-        # The second one is what obstore would otherwise take from the environment.
+        # obstore would otherwise take the second one from the environment.
         "endpoint": endpoint,
         "aws_endpoint_url_s3": endpoint,
         "virtual_hosted_style_request": not path_style,
@@ -115,14 +115,14 @@ def build_s3_config(place: BucketURL, session: botocore.session.Session) -> "S3C
 def _find_region_and_endpoint(
     place: BucketURL, session: botocore.session.Session
 ) -> tuple[str, str]:
-    """Return region and endpoint: the URL's, or else what the AWS configuration says."""
+    """Return region and endpoint, from the URL or else from the AWS configuration."""
     if "endpoint" in place.options:
         region = place.options.get("region") or session.get_config_variable("region")
         return region or _ANY_REGION, place.options["endpoint"].rstrip("/")
     client = session.create_client(
         "s3",
         region_name=place.options.get("region"),
-        # Only its address book is wanted: no request is made with these.
+        # Only the client's endpoint is used: no request is made with these.
         aws_access_key_id="unused",
         aws_secret_access_key="unused",  # noqa: S106 - see above
     )
@@ -136,7 +136,7 @@ def _find_region_and_endpoint(
 
 
 def _read_ca_bundle(place: BucketURL, session: botocore.session.Session) -> bytes | None:
-    """Return what AWS_CA_BUNDLE or a profile's `ca_bundle` names, as every AWS program does."""
+    """Return the certificates that AWS_CA_BUNDLE or a profile's `ca_bundle` names, as AWS tools do."""
     name = session.get_config_variable("ca_bundle")
     if not name:
         return None
@@ -145,12 +145,12 @@ def _read_ca_bundle(place: BucketURL, session: botocore.session.Session) -> byte
     except OSError as error:
         raise ConfigError(
             f"the file of certificates that AWS_CA_BUNDLE names cannot be read: {error.strerror}. "
-            f"Correct it, or unset it: {place} needs it only behind an authority of its own."
+            f"Correct it, or unset it: {place} needs it only for certificates of a private authority."
         ) from error
 
 
 def _translate_error(place: BucketURL, error: BotoCoreError) -> ConfigError | StoreUnavailable:
-    # The text of these errors may hold what a credential process has printed.
+    # The text of these errors is not quoted: it may hold the output of a credential process.
     if isinstance(error, ProfileNotFound):
         return ConfigError(
             f"the AWS profile for {place} is not in the AWS configuration files. Add it there, or "
@@ -167,6 +167,6 @@ def _translate_error(place: BucketURL, error: BotoCoreError) -> ConfigError | St
             "Correct them; `aws configure list` shows where they are."
         )
     return StoreUnavailable(
-        f"no AWS credentials can be had for {place} ({type(error).__name__}). Check the profile, the "
-        "role or the single sign-on that they come from."
+        f"no AWS credentials are available for {place} ({type(error).__name__}). Check the profile, the "
+        "role or the single sign-on that provides them."
     )

@@ -1,8 +1,9 @@
-"""Blobs in an object store, through obstore: S3 and what speaks its protocol, `gs://`, `az://`.
+"""Bucket store: blobs in S3 and compatible servers, Google Cloud Storage and Azure, through obstore.
 
-Every object is one PUT, so it is whole or not there. A store that does not answer is given up after
-4 s; what is large gets more time in proportion to its size. A PUT of an object that exists takes two
-requests, each of which has that time.
+Each object is written with one PUT, so it is complete or absent. A request fails after 4 s without an
+answer; a large object gets more time in proportion to its size. A PUT of an object that exists takes two
+requests, each with that timeout. URLs end up in logs and process lists, so credentials in a URL are
+refused, and no error quotes its query.
 """
 
 import asyncio
@@ -46,11 +47,11 @@ from everlong.storage.base import (
     check_object_size,
 )
 
-if TYPE_CHECKING:  # These are not there at run time.
+if TYPE_CHECKING:  # obstore has these types only for type checkers.
     from obstore.store import ClientConfig, RetryConfig
 
     Client = S3Store | GCSStore | AzureStore
-# What each scheme understands after the `?`. The second half of those of S3 goes to obstore as it is.
+# The options of each scheme's URL. Those of `S3_FURTHER` are passed to obstore unchanged.
 S3_FURTHER: Final = (
     "checksum_algorithm",
     "disable_bulk_delete",
@@ -77,7 +78,7 @@ _PREFIX_CHARS_MAX: Final = 1024 - KEY_CHARS_MAX - 1
 
 @dataclasses.dataclass(frozen=True)
 class BucketURL:
-    """A checked URL. `str` of it leaves out the query."""
+    """A checked bucket URL. Its `str` omits the query."""
 
     scheme: str
     bucket: str
@@ -96,7 +97,7 @@ class BucketURL:
 
 
 def parse_bucket_url(url: str) -> BucketURL:
-    """Take a bucket's URL apart, or raise `ConfigError` without repeating what may be secret."""
+    """Parse a bucket's URL. A `ConfigError` quotes nothing that may be secret."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise _build_credentials_error(parts.scheme)
@@ -114,9 +115,9 @@ def parse_bucket_url(url: str) -> BucketURL:
 
 
 def describe_setup_failure(place: BucketURL, error: Exception) -> ConfigError:
-    """Return the error for a store that a vendor's package refuses to set up.
+    """Build the error for a store that a vendor's package refuses to set up.
 
-    The vendor's own text is left out: it quotes the values of options.
+    It omits the vendor's message, which quotes the values of options.
     """
     return ConfigError(
         f"the blob store {place} cannot be set up: an option of its URL or a variable of the "
@@ -168,12 +169,12 @@ def _check_endpoint(place: BucketURL) -> None:
     try:
         parts = urlsplit(place.options["endpoint"])
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # An IPv6 address or a port that is none.
+    except ValueError:  # An invalid IPv6 address or port.
         sound = False
     if not sound or parts.query or parts.fragment:
         raise ConfigError(
             f"the endpoint of {place} is not a URL. Write endpoint=https://host:port, or http:// "
-            "where nobody else can listen"
+            "on a private network"
         )
     if "@" in parts.netloc:
         raise _build_credentials_error(place.scheme)
@@ -186,24 +187,23 @@ def _build_credentials_error(scheme: str) -> ConfigError:
     )
 
 
-# What an error of an object store means, in our words.
-#
-# The server's own words are not repeated: they may quote a signed request with its session token.
+# Faults: the meaning of obstore's errors. The server's message is never quoted: it may hold a signed
+# request with its session token.
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happened, and what to do."""
+    """A failure of the store, with a remedy."""
 
     what: str
     remedy: str
     permanent: bool = False
-    """It is in the store's URL, and does not heal."""
+    """Whether the store's URL is wrong, so that retries cannot succeed."""
 
 
 NO_ANSWER: Final = Fault(
     "it did not answer in time",
-    "Check that it is up and not overloaded; this is tried again by itself.",
+    "Check that it is up and not overloaded; Everlong retries.",
 )
 NO_BUCKET: Final = Fault(
     "there is no such bucket",
@@ -216,13 +216,13 @@ _REGION: Final = Fault(
     permanent=True,
 )
 _PLAIN_HTTP: Final = Fault(
-    "its endpoint speaks plain http, which the store's URL does not say",
+    "its endpoint speaks plain http, but the store's URL does not name an http endpoint",
     "Write endpoint=http://... into the URL if the network is trusted, or use https.",
     permanent=True,
 )
 _UNREACHABLE: Final = Fault(
-    "nobody answers at its endpoint",
-    "Check the endpoint in the store's URL, the name service and the network.",
+    "no server answers at its endpoint",
+    "Check the endpoint in the store's URL, DNS and the network.",
 )
 _CERTIFICATE: Final = Fault(
     "the certificate of its endpoint is not trusted",
@@ -231,9 +231,9 @@ _CERTIFICATE: Final = Fault(
 _CLOCK: Final = Fault("it refuses requests because the clocks differ", "Set this machine's clock.")
 _ARCHIVED: Final = Fault(
     "the object has been moved to an archive",
-    "Restore it there, and take the prefix out of that lifecycle rule.",
+    "Restore it there, and exclude the prefix from that lifecycle rule.",
 )
-_BROKEN: Final = Fault("the connection broke", "Check the network; this is tried again by itself.")
+_BROKEN: Final = Fault("the connection broke", "Check the network; Everlong retries.")
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -248,25 +248,25 @@ _BAD_CREDENTIALS: Final = {
     "SignatureDoesNotMatch",
     "TokenRefreshRequired",
 }
-# Answers of 400 that have nothing to do with a condition: a plain PUT may get them as well.
+# Answers of status 400 that do not concern a condition: a plain PUT may get them too.
 _BAD_BODY: Final = {"BadDigest", "EntityTooLarge", "IncompleteBody", "RequestTimeout"}
 _BY_CODE: Final = {"RequestTimeTooSkewed": _CLOCK, "InvalidObjectState": _ARCHIVED}
 _BY_KIND: Final = {"Connect": _UNREACHABLE, "Timeout": NO_ANSWER}
 
 
 def parse_status(error: BaseException) -> int:
-    """Return the HTTP status that an error of obstore tells of, or 0."""
+    """Return the HTTP status in an error of obstore, or 0."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else 0
 
 
 def is_beyond_end(error: BaseException) -> bool:
-    """Tell whether a range starts beyond the object's end: the server says so, or obstore does."""
+    """Return whether a range starts beyond the object's end, as reported by the server or by obstore."""
     return parse_status(error) == 416 or "StartTooLarge" in str(error)
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Tell whether obstore sends a plain PUT again after this: no answer, or one that may heal."""
+    """Return whether obstore retries a plain PUT after this error: no answer, or a temporary one."""
     kind = _KIND.search(str(error))
     status = parse_status(error)
     if status:
@@ -275,7 +275,7 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def is_unknown_condition(error: BaseException) -> bool:
-    """Tell whether a server may have refused a PUT only because it does not know its condition."""
+    """Return whether a server may have refused a PUT only because it does not support conditions."""
     status = parse_status(error)
     if status != 400:
         return status in (405, 501)
@@ -285,13 +285,13 @@ def is_unknown_condition(error: BaseException) -> bool:
 
 
 def get_safe_cause(error: BaseException) -> BaseException | None:
-    """Return the error, to be chained, unless a refusal in it may quote the request."""
+    """Return the error to chain, or None if its text may quote the signed request."""
     refused = isinstance(error, UnauthenticatedError) or 400 <= parse_status(error) < 500
     return None if refused else error
 
 
 def describe_fault(error: BaseException) -> Fault:
-    """Return what an error of obstore means. What is not known may always heal."""
+    """Return the fault behind an error of obstore. An unknown error counts as temporary."""
     if isinstance(error, TimeoutError):
         return NO_ANSWER
     text = str(error)
@@ -311,7 +311,7 @@ def describe_fault(error: BaseException) -> Fault:
     if status:
         return Fault(
             f"it answered {f'{status} {code}'.strip()}",
-            "Look into the server's own log; this is tried again by itself.",
+            "Check the server's log; Everlong retries.",
         )
     if "InvalidCertificate" in text:
         return _CERTIFICATE
@@ -328,8 +328,8 @@ def _describe_refusal(status: int, code: str) -> Fault:
         )
     if status == 0:
         return Fault(
-            "no credentials can be had",
-            "Check where they come from: environment, profile, role or single sign-on.",
+            "no credentials are available",
+            "Check their source: environment, profile, role or single sign-on.",
         )
     return Fault(
         f"it refuses access{named}",
@@ -337,37 +337,38 @@ def _describe_refusal(status: int, code: str) -> Fault:
     )
 
 
-# To the first byte of an answer, and from one byte to the next. Callers try again, so one attempt may
-# be as slow as an overloaded server needs.
+# Time to the first byte of an answer, and from one byte to the next. Callers retry, so an attempt need
+# not wait longer, even for an overloaded server.
 _ANSWER_SECONDS_MAX: Final = 4.0
 _CONNECT_SECONDS_MAX: Final = 2.0
-# A request that trickles: the largest object at the lowest rate takes 256 s.
+# Bound on a slow request: twice the 256 s of the largest object at the lowest rate.
 _REQUEST_SECONDS_MAX: Final = (
     _ANSWER_SECONDS_MAX + 2 * OBJECT_BYTES_MAX / STORE_BYTES_PER_SECOND_MIN
 )
-# Connections in a load balancer or a firewall are forgotten after a minute or more.
+# Load balancers and firewalls drop idle connections after a minute or more.
 _IDLE_SECONDS_MAX: Final = 20.0
-# A refused connection or an answer of 5xx is tried twice again, within this.
+# obstore retries a refused connection or a 5xx answer twice within this time.
 _RETRY_SECONDS_MAX: Final = 3.0
 _RETRIES_MAX: Final = 2
 
-# Of a file. S3 takes parts from 5 MiB, and 10,000 of them: 160 GB. Four at a time are 64 MiB in memory.
+# Parts of a file. S3 takes parts from 5 MiB on, and 10,000 of them: 160 GB. Four at a time take 64 MiB.
 _PART_BYTES: Final = 16 * MIB
 _PARTS_MAX: Final = 4
 
 _LIST_PAGE: Final = 1000
-# SeaweedFS takes about 1 ms for each, and S3 takes 1,000 in a request at most.
+# SeaweedFS needs about 1 ms for each key, and S3 accepts at most 1,000 keys in a request.
 _DELETE_BATCH: Final = 250
 _DELETE_CONCURRENCY: Final = 16
 
-# obstore hands over its results from a thread of its own, which needs the interpreter for a moment
-# more. Up to Python 3.13, a thread that asks for an interpreter that is ending aborts the process.
+# obstore delivers results from its own thread, which needs the interpreter slightly longer than the
+# caller. Up to Python 3.13, a thread that needs the interpreter during its shutdown aborts the
+# process.
 _EXIT_SECONDS: Final = 0.05
 atexit.register(time.sleep, _EXIT_SECONDS)
 
 
 def build_client_options(*, allow_http: bool, root_certificate: bytes | None) -> "ClientConfig":
-    """Return the time bounds of every request."""
+    """Return the timeouts of every request."""
     options: ClientConfig = {
         "allow_http": allow_http,
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS_MAX),
@@ -380,12 +381,12 @@ def build_client_options(*, allow_http: bool, root_certificate: bytes | None) ->
 
 
 def add_read_timeout(options: "ClientConfig") -> "ClientConfig":
-    """Add the bound between two bytes. On a write it would count the time that sending takes."""
+    """Add the timeout between two bytes. For a write, it would include the time to send the data."""
     return {**options, "read_timeout": timedelta(seconds=_ANSWER_SECONDS_MAX)}
 
 
 def build_retry_options(*, retries_max: int = _RETRIES_MAX) -> "RetryConfig":
-    """Return how obstore itself tries again. A timeout comes too late for that."""
+    """Return obstore's own retry policy. It does not cover timeouts, which leave no time for a retry."""
     return {
         "max_retries": retries_max,
         "retry_timeout": timedelta(seconds=_RETRY_SECONDS_MAX),
@@ -403,19 +404,19 @@ class _Created(enum.Enum):
     NEW = enum.auto()
     EXISTS = enum.auto()
     UNKNOWN = enum.auto()
-    """The request failed. The store may have taken the object, and may have had it before."""
+    """The request failed. The store may have the object, from this request or from before."""
     REFUSED = enum.auto()
-    """The store does not seem to know the condition."""
+    """The store does not seem to support the condition."""
 
 
 _IS_NEW: Final = {_Created.NEW: True, _Created.EXISTS: False}
 
 
 class BucketBlobStore:
-    """A `BlobStore` under a prefix of a bucket. Use `open_store`, which makes and checks one.
+    """A `BlobStore` under a prefix of a bucket. `open_store` creates and checks it.
 
-    `creates` sends PUTs with a condition; without it, `writes` does. It must not retry: a second try
-    would find the object that the first one left, and take it for an older one.
+    `creates` sends conditional PUTs; by default, `writes` does. It must not retry: a second attempt
+    would find the object that the first one left, and mistake it for an older one.
     """
 
     def __init__(
@@ -437,10 +438,10 @@ class BucketBlobStore:
         self._bulk_delete = bulk_delete
         self._lists_ranges = lists_ranges
         self._knows_create = True
-        """Whether it takes a PUT on the condition that the object does not exist."""
+        """Whether it supports PUTs on the condition that the object does not exist."""
         self._failed = FailedPuts()
         self._turns: dict[tuple[asyncio.AbstractEventLoop, str], tuple[asyncio.Lock, int]] = {}
-        """Keys of PUTs under way, and how many there are of each."""
+        """A lock for each key with PUTs in progress, and the number of those PUTs."""
 
     def __repr__(self) -> str:
         return self._url
@@ -455,14 +456,14 @@ class BucketBlobStore:
             raise self._error(kind, "open", fault) from get_safe_cause(error)
 
     async def put(self, key: str, data: bytes) -> bool | None:
-        """See `BlobStore`. A server that ignores the condition says of every object that it is new.
+        """See `BlobStore`. A server that ignores the condition reports every object as new.
 
-        After a PUT that failed, the next one of that key has no condition: the object may be there
-        since then, so the answer would say nothing, and one request is quicker than two.
+        After a failed PUT, the next PUT of that key is unconditional: the object may exist since the
+        failed one, so the answer would not be meaningful, and one request is faster than two.
         """
         path = self._path(key)
         try:
-            # In turns: some stores let conditional PUTs of one key wait for each other for seconds.
+            # One at a time: in some stores, conditional PUTs of one key block each other for seconds.
             async with self._lock_key(key):
                 with self._translate_errors("write to"):
                     outcome = await self._put(path, data, conditional=key not in self._failed)
@@ -474,7 +475,7 @@ class BucketBlobStore:
 
     @contextlib.asynccontextmanager
     async def _lock_key(self, key: str) -> AsyncIterator[None]:
-        """Wait until no other PUT of this key is under way in this event loop."""
+        """Hold the lock of a key, so that this event loop sends one PUT of it at a time."""
         place = (asyncio.get_running_loop(), key)
         lock, waiting = self._turns.get(place, (asyncio.Lock(), 0))
         self._turns[place] = (lock, waiting + 1)
@@ -487,7 +488,7 @@ class BucketBlobStore:
                 self._turns[place] = (lock, waiting - 1)
 
     async def _put(self, path: str, data: bytes, *, conditional: bool) -> _Created:
-        """Write an object; over one that is there, too: a sweep goes by when it was written last."""
+        """Write an object, also over an existing one: sweeps rely on the time of the last write."""
         seconds = _get_timeout_seconds(len(data))
         outcome = _Created.UNKNOWN
         async with asyncio.timeout(seconds) as deadline:
@@ -496,15 +497,15 @@ class BucketBlobStore:
             if outcome is _Created.NEW:
                 return outcome
             if outcome is not _Created.UNKNOWN:
-                # The store has answered, so it is not dead: the second request gets its own time.
+                # The store has answered, so it is up: the second request gets its own timeout.
                 deadline.reschedule(asyncio.get_running_loop().time() + seconds)
             await self._writes.put_async(path, data, use_multipart=False)
         if outcome is _Created.REFUSED:
-            self._knows_create = False  # It takes this very PUT without the condition.
+            self._knows_create = False  # It accepted the same PUT without the condition.
         return outcome
 
     async def _create(self, path: str, data: bytes) -> _Created:
-        """Write an object unless there is one."""
+        """Write an object on the condition that it does not exist."""
         try:
             await self._creates.put_async(path, data, use_multipart=False, mode="create")
         except (AlreadyExistsError, PreconditionError):
@@ -516,12 +517,12 @@ class BucketBlobStore:
             if is_unknown_condition(error):
                 return _Created.REFUSED
             if is_retryable(error):
-                return _Created.UNKNOWN  # A plain PUT follows, which obstore itself repeats.
+                return _Created.UNKNOWN  # A plain PUT follows, which obstore retries itself.
             raise
         return _Created.NEW
 
     async def put_file(self, key: str, path: Path) -> None:
-        """See `FileUploader`. Its parts become an object once all of them are there."""
+        """See `FileUploader`. The parts become an object when all of them are uploaded."""
         to = self._path(key)
         size_bytes = (await asyncio.to_thread(path.stat)).st_size
         with self._translate_errors("write to"):
@@ -558,7 +559,7 @@ class BucketBlobStore:
         with self._translate_errors("read from", key):
             try:
                 async with asyncio.timeout(_get_timeout_seconds(min(length, OBJECT_BYTES_MAX))):
-                    # No range is empty in HTTP. One byte tells whether the object is there.
+                    # HTTP has no empty range. A read of one byte shows whether the object exists.
                     data = await self._reads.get_range_async(
                         path, start=start, length=max(length, 1)
                     )
@@ -569,7 +570,7 @@ class BucketBlobStore:
             return data.to_bytes()[:length]
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
-        """See `BlobStore`. What somebody else has put there under a name that is no key is left out."""
+        """See `BlobStore`. Foreign objects whose names are not valid keys are skipped."""
         async for info in self._list(prefix, None):
             yield info
 
@@ -592,8 +593,8 @@ class BucketBlobStore:
             yield info
 
     async def _list(self, prefix: str, after: str | None) -> AsyncIterator[BlobInfo]:
-        # What may follow a prefix makes it a key, so the check of keys serves. obstore lists whole
-        # segments only.
+        # A prefix with one more character must be a valid key. obstore lists whole segments only, so
+        # the rest of the prefix is filtered here.
         check_key(f"{prefix}x")
         folder = self._prefix + prefix.rpartition("/")[0]
         offset = None if after is None else self._prefix + after
@@ -642,7 +643,7 @@ class BucketBlobStore:
                 raise self._error(StoreUnavailable, action, NO_BUCKET) from error
             raise BlobMissing(
                 f"blob {key!r} is not in {self!r}. Restore it from an older version or a backup of "
-                "that bucket; what waits for it goes on by itself."
+                "that bucket; waiting work then continues by itself."
             ) from None
         except (BaseError, OSError) as error:
             fault = describe_fault(error)
@@ -666,20 +667,19 @@ def _is_key(key: str) -> bool:
 
 
 async def _await_all(calls: Iterable[Coroutine[None, None, None]]) -> None:
-    """Wait for all of them, then raise the first error: none is left running."""
+    """Wait for all calls, then raise the first error, so that no call is left running."""
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if outcome is not None:
             raise outcome
 
 
-# From the URL of a bucket to a store that has been checked.
-#
-# botocore finds the credentials and the endpoint of S3 (`storage/aws.py`). obstore moves the bytes. It
-# gets all settings explicitly, so it reads none from the environment, and the two agree.
+# Opening a bucket. botocore finds the credentials and the endpoint of S3 (`storage/aws.py`), and
+# obstore transfers the bytes. obstore gets all settings explicitly and reads none from the
+# environment, so the two always agree.
 
 
 def open_bucket(url: str) -> BucketBlobStore:
-    """Open the bucket at `s3://`, `gs://` or `az://`, and check that it is there for us."""
+    """Open the bucket at an `s3://`, `gs://` or `az://` URL, and check that it can be listed."""
     place = parse_bucket_url(url)
     try:
         store = {"s3": _open_s3, "gs": _open_gs, "az": _open_az}[place.scheme](place)
@@ -690,7 +690,7 @@ def open_bucket(url: str) -> BucketBlobStore:
 
 
 def _open_s3(place: BucketURL) -> BucketBlobStore:
-    from everlong.storage.aws import read_aws_access  # Here: it imports botocore.
+    from everlong.storage.aws import read_aws_access  # Imports botocore: 0.2 s.
 
     access = read_aws_access(place)
 
@@ -738,11 +738,11 @@ def _build_store(
         place.prefix,
         reads=client(add_read_timeout(options), build_retry_options()),
         writes=client(options, build_retry_options()),
-        # One more client takes about 10 ms to make.
+        # A further client takes about 10 ms to create.
         creates=client(options, build_retry_options(retries_max=0)),
-        # Only S3 passes over what is not there.
+        # Only S3 ignores missing keys in a bulk delete.
         bulk_delete=place.scheme == "s3",
-        # S3 and Google list in the order of UTF-8, from any key on; S3 Express (directory buckets) lists
-        # in no order.
+        # S3 and Google list in UTF-8 order from any key on. S3 Express (directory buckets) lists in no
+        # order.
         lists_ranges=place.scheme in ("s3", "gs") and not place.bucket.endswith("--x-s3"),
     )

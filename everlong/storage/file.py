@@ -1,4 +1,4 @@
-"""Blobs on local disk. A file gets its final name only once it is complete and synced."""
+"""File store: blobs on local disk. A file gets its final name only when it is complete and synced."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.limits import MIB
 from everlong.storage.base import BlobInfo, check_key, check_object_size
 
-# Unfinished writes lie here, out of every listing. A writer that was killed leaves its file behind;
-# one that is older than an hour belongs to nobody.
+# Directory of unfinished writes, which no listing shows. A killed writer leaves its scratch file
+# behind; one that is older than an hour is abandoned.
 _SCRATCH: Final = ".partial"
 _SCRATCH_SECONDS_MAX: Final = 3600.0
 _COPY_BYTES: Final = MIB
-# Directories that are known to be durable: about 300 bytes each, so 1.2 MB at most.
+# Directories that are known to be durable: about 300 bytes each, at most 1.2 MB.
 _SYNCED_MAX: Final = 4096
 # Objects of a listing that are in memory at a time.
 _LIST_PAGE: Final = 1000
-# What a kernel or a file system says that has no files without a name.
+# Errors of kernels and file systems without unnamed files.
 _NO_UNNAMED: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 
 
@@ -35,12 +35,12 @@ class FileBlobStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._scratch = root / _SCRATCH
-        # Directories whose own names are known to be durable. Sets are safe to use from OS threads; two
-        # that find the same directory missing sync its parents twice.
+        # Directories whose own names are known to be durable. OS threads may use a set at once; two
+        # threads that miss the same directory both sync its parents, which is harmless.
         self._synced: set[str] = set()
         self._has_unnamed = hasattr(os, "O_TMPFILE")  # Linux, until a file system refuses it.
         with self._translate_errors("open"):
-            # Conversations are in here: they are for this user alone.
+            # The store holds conversations, so only this user has access.
             if not root.exists():
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _sync_directory(root.parent)
@@ -85,7 +85,7 @@ class FileBlobStore:
         await asyncio.to_thread(self._delete, [check_key(key) for key in keys])
 
     def _put(self, key: str, data: bytes | Path) -> bool:
-        # Text and no `Path`, which takes longer than the system calls.
+        # Text instead of `Path`, which takes longer than the system calls.
         path = f"{self._root}/{key}"
         directory = path.rpartition("/")[0]
         with self._translate_errors("write to"):
@@ -100,8 +100,8 @@ class FileBlobStore:
     def _put_unnamed(self, path: str, directory: str, data: bytes) -> bool:
         """Write a file that has no name until it is complete; return whether that was possible.
 
-        It is not if the name is taken, if the directory is missing, and on some file systems. It takes
-        less CPU time than a scratch file, and a killed writer leaves nothing behind.
+        It is impossible if the name exists, if the directory is missing, and on some file systems. It
+        takes less CPU time than a scratch file, and a killed writer leaves nothing behind.
         """
         if not self._has_unnamed:
             return False
@@ -128,7 +128,7 @@ class FileBlobStore:
         return True
 
     def _put_scratch(self, path: str, directory: str, data: bytes | Path) -> bool:
-        """Write a scratch file and give it its name; return whether no file had it."""
+        """Write a scratch file and give it its name; return whether the name is new."""
         scratch = f"{self._scratch}/{uuid.uuid4().hex}"
         try:
             self._write_file(scratch, data)
@@ -138,10 +138,10 @@ class FileBlobStore:
                 os.unlink(scratch)  # noqa: PTH108
 
     def _move(self, scratch: str, path: str, directory: str) -> bool:
-        """Give a complete file its name; return whether no file had it."""
+        """Give a complete file its name; return whether the name is new."""
         try:
             return _move(scratch, path)
-        except FileNotFoundError:  # Most objects come to a directory that is there already.
+        except FileNotFoundError:  # Rare: most objects are written to an existing directory.
             self._synced.discard(directory)
             Path(directory).mkdir(parents=True, exist_ok=True)
             return _move(scratch, path)
@@ -149,8 +149,8 @@ class FileBlobStore:
     def _sync_parents(self, directory: str) -> None:
         """Make a directory's own name durable, once for each directory that this store writes to.
 
-        Another process may have made the directory and not have synced it yet. So it does not matter
-        who made it, only whether this store has synced its parents since.
+        Another process may have created the directory without having synced it yet. So every store syncs
+        the parents itself, also of a directory that it found.
         """
         if directory in self._synced:
             return
@@ -174,7 +174,7 @@ class FileBlobStore:
                 self._check_root()
                 raise BlobMissing(
                     f"blob {key!r} is not in {self!r}. Restore it from a backup of that directory; "
-                    "what waits for it goes on by itself."
+                    "waiting work then continues by itself."
                 ) from None
 
     def _delete(self, keys: Sequence[str]) -> None:
@@ -185,11 +185,11 @@ class FileBlobStore:
                     (self._root / key).unlink()
 
     def _walk(self, prefix: str) -> Iterator[BlobInfo]:
-        # What may follow a prefix makes it a key, so the check of keys serves.
+        # A prefix with one more character must be a valid key.
         check_key(f"{prefix}x")
         with self._translate_errors("list"):
             self._check_root()
-            # Only the directory that the prefix leads into, not the whole store.
+            # Walk only the directory that the prefix names, not the whole store.
             start = self._root / prefix.rpartition("/")[0]
             for directory, subdirectories, files in os.walk(start, onerror=_raise_unless_gone):
                 subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
@@ -197,13 +197,13 @@ class FileBlobStore:
                     path = Path(directory, name)
                     key = path.relative_to(self._root).as_posix()
                     if key.startswith(prefix):
-                        # Deleted since the directory was read: not in the listing any more.
+                        # A file that was deleted since the directory was read is skipped.
                         with contextlib.suppress(FileNotFoundError):
                             found = path.stat()
                             yield BlobInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def _check_root(self) -> None:
-        """Notice a directory that has gone, as an unmounted disk: that is not an empty store."""
+        """Raise if the directory is gone: an unmounted disk must not look like an empty store."""
         if not self._scratch.is_dir():
             raise FileNotFoundError(errno.ENOENT, "the directory is gone")
 
@@ -217,7 +217,7 @@ class FileBlobStore:
     @staticmethod
     def _write_file(path: str | Path, data: bytes | Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        # Without a buffer: the bytes are at hand as a whole.
+        # Without a buffer: all bytes are in memory already.
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             if isinstance(data, Path):
                 with data.open("rb") as source:
@@ -250,13 +250,13 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
 
 
 def _move(scratch: str, path: str) -> bool:
-    """Give a complete file its name; return whether no file had it.
+    """Give a complete file its name; return whether the name is new.
 
-    A file that has the name is replaced: its age then says that it was written again, and a sweep
-    leaves it alone.
+    An existing file of that name is replaced. Its new modification time shows a sweep that the object
+    was written again.
     """
     try:
-        # Atomic: if two writers give one name at once, only one of them is told that it is new.
+        # Atomic: of two concurrent writers of one name, only one gets True.
         os.link(scratch, path)
     except FileExistsError:
         Path(scratch).replace(path)

@@ -23,8 +23,8 @@ from everlong.storage.journal import Journal, JournalReader
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
-# A shortened message names its own seq, by which a model recalls the whole. The seq is not known when
-# the message is stored, so it is filled in on reading.
+# A shortened message names its own seq, with which a model recalls the whole message. The seq is unknown
+# when the message is stored, so it is filled in on reading.
 _MARK: Final = re.compile(r"\[\.\.\. \d+ bytes left out; recall\(seq=0\) shows them \.\.\.\]")
 
 
@@ -40,7 +40,7 @@ class LoadedContext:
 
 
 class ThreadHistory:
-    """Reads the history of one thread, and stores its snapshots."""
+    """The history of one thread: reads its context, and stores its snapshots."""
 
     def __init__(self, packs: PackStore, thread: str) -> None:
         self._packs = packs
@@ -50,7 +50,7 @@ class ThreadHistory:
     async def load_context(
         self, context: Context, own: Policy, tail: Sequence[Entry] = ()
     ) -> LoadedContext:
-        """Load the parts of a context. `own` is the agent's policy."""
+        """Load the parts of a context. `own` is the agent's policy, which the context may change."""
         policy = own if context.policy is None else Policy().with_changes(context.policy)
         base = None
         first_seq = 1
@@ -67,7 +67,7 @@ class ThreadHistory:
     async def store(
         self, snapshot: Snapshot, context_bytes: int, previous: SnapshotRef | None = None
     ) -> tuple[SnapshotRef, int]:
-        """Store a snapshot; return its ref and the bytes written. Much of it is in the previous one."""
+        """Store a snapshot, which mostly repeats `previous`; return its ref and the bytes written."""
         ref, written_bytes = await self._packs.write_body(
             self._thread,
             Kind.SNAPSHOT,
@@ -83,7 +83,7 @@ class ThreadHistory:
         if snapshot.ref.thread != self._thread:
             raise RefRefused(
                 f"snapshot {snapshot.ref.digest} belongs to another thread and is not read. Find "
-                "out how this thread got it."
+                "out which program gave it to this thread."
             )
         return load(await self._packs.read_body(snapshot.ref))
 

@@ -1,12 +1,14 @@
 """A thread's journal: append-only entries in immutable segments.
 
-An append is one PUT, whatever it holds. It takes up the entries of older segments, newest first, while
-the next one has fewer than twice the entries gathered so far, up to 32 (a binary counter). Segments
-that are not taken up any more are folded, eight at a time: a fold leads to them and takes their place,
-by one more PUT. A fold grows to 32 places, then it becomes a place of the fold above. So what an
-append writes does not depend on how many entries there are, and any entry is a few GETs away.
+An append is one PUT, whatever it holds. It merges the entries of older segments into the new one,
+newest first, while the next segment has fewer than twice the entries gathered so far, up to 32 (a
+binary counter). Segments that are too large to be merged again are folded, eight at a time: a fold
+names them and takes their place, with one more PUT. A fold grows to 32 places, and then becomes a
+place of the fold above. So the size of an append does not depend on the number of entries, and any
+entry can be read with a few GETs.
 
-A fork's journal begins as another thread's. It shares that thread's packs, and reads no others.
+A fork's journal begins with another thread's entries. It shares that thread's packs, and reads no
+others.
 """
 
 import dataclasses
@@ -42,12 +44,12 @@ from everlong.storage.segments import (
     to_message,
 )
 
-# Entries that a look through a journal has in memory at a time: as many segments as are read at once.
+# Entries that a scan of a journal holds in memory: those of the segments that are read at once.
 _SCAN_ENTRIES: Final = limits.SEGMENT_ENTRIES_MAX * limits.STORE_READS_MAX
 
 
 class JournalReader(Protocol):
-    """What can be read of a journal, wherever it lies: in segments, or in an archive."""
+    """Reads of a journal, from its segments or from an archive."""
 
     async def read(
         self, head: SegmentRef | None, first_seq: int = 1, last_seq: int | None = None
@@ -79,7 +81,7 @@ class JournalReader(Protocol):
         ...
 
     async def bodies(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Body]:
-        """Return the messages of entries as they are stored, in order."""
+        """Return the stored bodies of entries, in order."""
         ...
 
     async def snapshot(self, head: SegmentRef, entry: Entry) -> bytes:
@@ -88,7 +90,7 @@ class JournalReader(Protocol):
 
 
 class Journal:
-    """The journal of one thread. A head names all there is of it."""
+    """The journal of one thread. A head identifies all of its entries."""
 
     def __init__(self, packs: PackStore, thread: str) -> None:
         self._packs = packs
@@ -126,7 +128,7 @@ class Journal:
     async def fork(self, head: SegmentRef, seq: int, entry: Entry) -> tuple[SegmentRef, int]:
         """Begin this journal as another thread's up to `seq`, and `entry` after that.
 
-        It is for the caller to know that the other thread may be read. No long body is copied.
+        The caller must have checked that the other thread may be read. Long bodies are not copied.
         """
         if not 1 <= seq < seq_after(head):
             raise ValueError(f"there is no entry {seq}, only 1 to {seq_after(head) - 1}")
@@ -178,8 +180,8 @@ class Journal:
     ) -> Entry | None:
         """Return the newest entry of a kind, or of one of several, at `before_seq` or before it.
 
-        It looks into the newest segment first, which takes no further read, and then back in steps that
-        double, up to as many segments as are read at once.
+        It searches the newest segment first, which needs no further read, and then backwards in steps
+        that double, up to the number of segments that are read at once.
         """
         if head is None:
             return None
@@ -203,9 +205,8 @@ class Journal:
     async def totals(self, head: SegmentRef, seq: int) -> Totals:
         """Return the totals of all entries up to one.
 
-        A segment has the totals of the entries before it, so this reads the way to one segment. If it
-        has none, which is so after an append by an Everlong that did not write them, all entries are
-        read, a bounded number at a time.
+        A segment holds the totals of the entries before it, so this reads only the path to one segment.
+        If an older Everlong appended without totals, all entries are read, a bounded number at a time.
         """
         newest = await self._segments.read_head(head)
         _, _, piece = await self._segments.find(head, newest, seq)
@@ -229,7 +230,7 @@ class Journal:
         inline_bytes_max: int = limits.ENTRY_BODY_BYTES_MAX,
         excerpt: Ref | None = None,
     ) -> tuple[Entry, int]:
-        """Return an entry for a message, and the bytes written if it needed a pack of its own.
+        """Return an entry for a message, and the bytes written if its body needs a pack of its own.
 
         `excerpt` is a body that holds the beginning and the end of this one.
         """
@@ -248,9 +249,9 @@ class Journal:
         return dataclasses.replace(entry, body=None, ref=ref), written_bytes
 
     async def messages(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Message]:
-        """Return the messages of entries, in order; long ones are read from the store.
+        """Return the messages of entries, in order; long bodies are read from the store.
 
-        Of a message that is too long for a model it is the part that one is shown, unless `whole`.
+        A message that is too long for a model is returned shortened, unless `whole` is set.
         """
         for entry in entries:
             if entry.kind not in MESSAGE_KINDS:
@@ -259,7 +260,7 @@ class Journal:
         return [to_message(entry, body) for entry, body in zip(entries, bodies, strict=True)]
 
     async def bodies(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Body]:
-        """Return the messages of entries as they are stored, in order. A pack is read once."""
+        """Return the stored bodies of entries, in order. Each pack is read once."""
         check_refs(entries, self._segments.readable)
         found: dict[int, Body] = {}
         packs: dict[str, tuple[Ref, list[int]]] = {}
@@ -281,12 +282,12 @@ class Journal:
         return [found[index] for index in range(len(entries))]
 
     async def snapshot(self, head: SegmentRef, entry: Entry) -> bytes:
-        """Return the snapshot that a compaction made. A fork's first ones are the other thread's."""
+        """Return the snapshot of a compaction. A fork's first snapshots belong to the other thread."""
         ref = parse_compaction(entry).snapshot.ref
         return await self._packs.read_body(await self.check_ref(head, ref))
 
     async def check_ref(self, head: SegmentRef | None, ref: Ref) -> Ref:
-        """Return a ref, say of a snapshot, that the journal of `head` may lead to; refuse others."""
+        """Return a ref, such as a snapshot's, if the journal of `head` may read it; refuse others."""
         if head is not None and ref.thread not in self._segments.readable:
             await self._segments.read_head(head)
         return check_readable(ref, self._segments.readable)
@@ -303,7 +304,7 @@ def _check_sequence(entries: Sequence[Entry], first_seq: int) -> None:
 
 
 def _point_to_original(entry: Entry) -> Entry:
-    """Return an entry that leads to the whole of its message."""
+    """Return an entry that refers to its unshortened message."""
     if entry.original is None:
         return entry
     return dataclasses.replace(entry, body=None, ref=entry.original, part=None, original=None)
@@ -314,6 +315,6 @@ def _collect_shares(threads: Iterable[str], own: str) -> tuple[str, ...]:
     if len(shares) > limits.SHARES_MAX:
         raise ThreadError(
             f"this would be a fork of a fork, {len(shares)} deep, and {limits.SHARES_MAX} is the most. "
-            "Fork an earlier thread, or begin a new one and tell it what it has to know."
+            "Fork an earlier thread, or start a new one and send it the facts that it needs."
         )
     return shares

@@ -1,8 +1,8 @@
-"""Keys: what seals stored bytes and refs where a team configures them (docs/wire-format.md).
+"""Keys: seal stored bytes and refs, if a team configures them (docs/wire-format.md).
 
-A key of the team's is never used itself. For each object a key is derived from it with a fresh salt
-(BLAKE2b with key, salt and purpose), so no two objects share one and nonces can be small counters.
-The first key writes. The others still read: to rotate, put a new key first.
+A team's key is never used directly. For each object a key is derived from it with a fresh salt (BLAKE2b
+with key, salt and purpose), so no two objects share a key, and nonces can be small counters. The first
+key writes. The others still read: to rotate, put a new key first.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ REF_PURPOSE: Final = b"everlong-ref"
 ARCHIVE_PURPOSE: Final = b"everlong-archive"
 MANIFEST_PURPOSE: Final = b"everlong-listing"
 
-# A callable is asked again after this long, so that a rotation needs no restart, and at most this
-# often for a key id that it did not know. A workflow task has 10 s to wait for its answer.
+# A callable is called again after the first interval, so that a rotation needs no restart, and for a
+# key id that it did not return, at most once in the second. A workflow task has 10 s to wait for it.
 _REFRESH_SECONDS: Final = 300.0
 _UNKNOWN_SECONDS: Final = 5.0
-_ASK_SECONDS_MAX: Final = 3.0
+_CALL_SECONDS_MAX: Final = 3.0
 _NO_SALT: Final = bytes(SALT_BYTES)
 _KEY_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{KEY_ID_CHARS_MAX}}}")
 
@@ -51,10 +51,10 @@ class Keys:
 
     def __init__(self, keys: KeyMap) -> None:
         if not keys:
-            raise ConfigError("there is no key. Give at least one, or no keys at all.")
+            raise ConfigError("the mapping of keys is empty. Give at least one key, or no mapping.")
         for key_id, key in keys.items():
             if not _KEY_ID.fullmatch(key_id):
-                # Not repeated: who swaps the two, or leaves the id out, has given a key here.
+                # Not quoted: if id and key are swapped, or the id is missing, this is a key.
                 raise ConfigError(
                     f"a key id of {len(key_id)} characters is refused: letters, digits, '.', '_' and "
                     f"'-', {KEY_ID_CHARS_MAX} at most"
@@ -85,41 +85,41 @@ class Keys:
         if key_id not in self._keys:
             raise KeyMissing(
                 f"stored bytes are sealed with key {key_id!r}, which this process does not have. Add "
-                "it after the key that writes; what waits for it goes on by itself."
+                "it after the key that writes; waiting work then continues by itself."
             )
         return hashlib.blake2b(
             key=self._keys[key_id], salt=salt, person=purpose, digest_size=KEY_BYTES
         ).digest()
 
     def tag(self, key_id: str, ref: bytes) -> bytes:
-        """Return what proves that a ref was written by someone who has the key."""
+        """Return the tag of a ref, which proves that its writer had the key."""
         key = self.derive(key_id, REF_PURPOSE)
         return hashlib.blake2b(ref, key=key, digest_size=TAG_BYTES).digest()
 
     def check_tag(self, key_id: str, ref: bytes, tag: bytes) -> bool:
-        """Tell whether a ref's tag is the right one."""
+        """Return whether a ref's tag is correct."""
         return hmac.compare_digest(self.tag(key_id, ref), tag)
 
 
 class Keyring:
-    """Keys from a mapping, or from a callable that asks a key service."""
+    """Keys from a mapping, or from a callable that queries a key service."""
 
     def __init__(self, source: KeySource) -> None:
-        _aead()  # Says at once that a package is missing.
+        _aead()  # Raises now if the package is missing.
         self._source = source
         self._keys = None if callable(source) else Keys(source)
-        self._asked_at = float("-inf")
-        self._asking: asyncio.Task[Keys | KeyMissing] | None = None
-        # One of its own: a key service that hangs keeps it, and nothing else.
+        self._called_at = float("-inf")
+        self._task: asyncio.Task[Keys | KeyMissing] | None = None
+        # A dedicated thread: a key service that hangs blocks only this one.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="everlong-keys")
 
     async def keys(self, wanted: str = "") -> Keys:
-        """Return the keys. A callable is asked again for an id that is wanted and not there."""
+        """Return the keys. A callable is called again for a `wanted` id that is unknown."""
         if callable(self._source) and self._is_due(wanted):
-            task = self._asking
+            task = self._task
             if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-                task = self._asking = asyncio.create_task(self._ask(self._source))
-            # All who wait share one question. Unlike an await of the task, this does not cancel it.
+                task = self._task = asyncio.create_task(self._refresh(self._source))
+            # All waiters share one call. Unlike awaiting the task, this does not cancel it.
             await asyncio.wait([task])
             answer = task.result()
             if isinstance(answer, KeyMissing):
@@ -130,26 +130,26 @@ class Keyring:
         return self._keys
 
     def _is_due(self, wanted: str) -> bool:
-        age = time.monotonic() - self._asked_at
+        age = time.monotonic() - self._called_at
         unknown = wanted and self._keys is not None and wanted not in self._keys
         return self._keys is None or age > (_UNKNOWN_SECONDS if unknown else _REFRESH_SECONDS)
 
-    async def _ask(self, source: Callable[[], KeyMap | Awaitable[KeyMap]]) -> Keys | KeyMissing:
+    async def _refresh(self, source: Callable[[], KeyMap | Awaitable[KeyMap]]) -> Keys | KeyMissing:
         try:
-            async with asyncio.timeout(_ASK_SECONDS_MAX):
-                self._keys = Keys(await self._answer(source))
+            async with asyncio.timeout(_CALL_SECONDS_MAX):
+                self._keys = Keys(await self._call_source(source))
         except Exception as error:  # noqa: BLE001 - the callable is the team's: it may raise anything
             if self._keys is None:
-                # Not chained: the team's own message may hold what a log should not.
+                # Not chained: the callable's message may hold secrets.
                 return KeyMissing(
-                    f"the keys cannot be had: {type(error).__name__}. Check the callable given as "
+                    f"the keys are not available: {type(error).__name__}. Check the callable given as "
                     "`keys` and the key service behind it."
                 )
             logger.warning("the keys were not refreshed: %s", type(error).__name__)
-        self._asked_at = time.monotonic()
+        self._called_at = time.monotonic()
         return self._keys
 
-    async def _answer(self, source: Callable[[], KeyMap | Awaitable[KeyMap]]) -> KeyMap:
+    async def _call_source(self, source: Callable[[], KeyMap | Awaitable[KeyMap]]) -> KeyMap:
         answer: KeyMap | Awaitable[KeyMap]
         if inspect.iscoroutinefunction(source):
             answer = source()
@@ -181,12 +181,12 @@ def parse_keys(text: str) -> dict[str, bytes]:
 
 
 def seal_bytes(key: bytes, number: int, plaintext: bytes, bound: bytes = b"") -> bytes:
-    """Encrypt the part of that number of an object. `bound` has to be the same to open it."""
+    """Encrypt one numbered part of an object. Decryption needs the same `bound` bytes."""
     return _aead()(key).encrypt(number.to_bytes(12), plaintext, bound)
 
 
 def open_bytes(key: bytes, number: int, sealed: bytes, bound: bytes = b"") -> bytes:
-    """Decrypt what `seal_bytes` returned, or raise `BlobCorrupt`."""
+    """Decrypt the result of `seal_bytes`, or raise `BlobCorrupt`."""
     from cryptography.exceptions import InvalidTag
 
     try:

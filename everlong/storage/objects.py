@@ -1,10 +1,10 @@
 """The object format: a header and a body, which may be compressed and sealed (docs/wire-format.md).
 
-It is what an inline payload holds. Version 1 is plain, version 2 is sealed with a key, and version 3 is
-a small plain one without a header.
+An inline payload holds one object. Version 1 is plain, version 2 is sealed with a key, and version 3
+is a small plain object without a header.
 
-Small objects are compressed with a built-in dictionary, which holds the names of the fields that
-Everlong writes (`python -m tools.train_dictionary` made it). It is part of the format and never changes.
+Small objects are compressed with a built-in dictionary of the field names that Everlong writes
+(`tools.train_dictionary` created it). The dictionary is part of the format and never changes.
 """
 
 import asyncio
@@ -32,31 +32,31 @@ PLAIN, SEALED, SMALL = 1, 2, 3  # Versions.
 # Magic, version, compression, length of the key id, plaintext size; little-endian.
 HEADER: Final = struct.Struct("<4sBBHQ")
 _STORED, _ZSTD, _ZSTD_BUILTIN = 0, 1, 2
-# The first byte of a small object; what follows is a zstd frame without its magic number. An object with
-# a header begins with the first byte of `MAGIC`, so the two cannot be confused.
+# The first byte of a small object, which continues with a zstd frame without its magic number. An object
+# with a header begins with the first byte of `MAGIC`, so the two cannot be confused.
 _SMALL_START: Final = bytes([SMALL])
 _FRAME_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-# Up to this many bytes the built-in dictionary is used. It saves about 170 bytes, which is half of a
-# payload of our activities, and 1% of an object of this size.
+# The built-in dictionary is used up to this size. It saves about 170 bytes: half of the payload of an
+# Everlong activity, and 1% of an object of this size.
 SMALL_BYTES_MAX: Final = 16 * limits.KIB
 _BUILTIN: Final = Path(__file__).with_name("dictionary-1.bin").read_bytes()
-# Level 3 is zstd's default. Payloads are encoded within a workflow task, so they get no more.
+# zstd's default. Payloads are encoded within a workflow task, so there is no time for a higher level.
 LEVEL: Final = 3
 # Journals are written by activities and kept for months. On results of `testing.workload`, level 8 saves
 # 9% more than level 3 and compresses 36 MB/s, a quarter of its speed. The next levels save 1% each.
 JOURNAL_LEVEL: Final = 8
-# To make a compressor or a decompressor takes longer than to use it on a few KiB. Each serves one OS
-# thread at a time, so each thread keeps its own. Only threads that work on bytes have one: the event
-# loop's and the pools of `threads`.
+# Creating a compressor or a decompressor takes longer than using it on a few KiB. Each serves one OS
+# thread at a time, so each thread keeps its own: only the event loop's thread and the pools below use
+# them.
 _THREAD: Final = threading.local()
 
 
 def seal(plaintext: bytes, keys: Keys | None = None) -> bytes:
-    """Return the object for a plaintext: compressed where that pays, sealed where there are keys."""
+    """Return the object of a plaintext: compressed if that saves bytes, sealed if there are keys."""
     if len(plaintext) > limits.OBJECT_BYTES_MAX:
         raise ObjectTooLarge(
-            f"{len(plaintext)} bytes are not kept: {limits.OBJECT_BYTES_MAX} is the most that one "
-            "payload may have. Pass them by a path or a link instead."
+            f"{len(plaintext)} bytes are not stored: {limits.OBJECT_BYTES_MAX} is the limit of one "
+            "payload. Pass them by a path or a link instead."
         )
     body, compression = _compress(plaintext)
     if keys is None:
@@ -70,7 +70,7 @@ def seal(plaintext: bytes, keys: Keys | None = None) -> bytes:
 
 
 def _compress(plaintext: bytes) -> tuple[bytes, int]:
-    """Return the body of an object and how it is compressed."""
+    """Return the body of an object and its compression."""
     if len(plaintext) < limits.COMPRESS_BYTES_MIN:
         return plaintext, _STORED
     if len(plaintext) <= SMALL_BYTES_MAX:
@@ -83,7 +83,7 @@ def _compress(plaintext: bytes) -> tuple[bytes, int]:
 
 
 def get_declared_bytes(data: bytes) -> int:
-    """Return the plaintext size that an object declares, after checking its header."""
+    """Check an object's header, and return the plaintext size that it declares."""
     if data[:1] == _SMALL_START:
         return _get_small_bytes(data)
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
@@ -113,7 +113,7 @@ def _get_small_bytes(data: bytes) -> int:
 
 
 def get_key_id(data: bytes) -> str:
-    """Return the id of the key that an object is sealed with; empty if it is not."""
+    """Return the id of the key that an object is sealed with; empty if it is unsealed."""
     get_declared_bytes(data)
     if data[:1] == _SMALL_START:
         return ""
@@ -122,7 +122,7 @@ def get_key_id(data: bytes) -> str:
 
 
 def unseal(data: bytes, keys: Keys | None = None) -> bytes:
-    """Return the plaintext of an object. Never inflates beyond the size that it declares."""
+    """Return the plaintext of an object. It never inflates more than the declared size."""
     size_bytes = get_declared_bytes(data)
     if data[:1] == _SMALL_START:
         return inflate_small(_FRAME_MAGIC + data[1:], size_bytes)
@@ -144,7 +144,7 @@ def _open_body(data: bytes, header_bytes: int, keys: Keys | None) -> bytes:
     if keys is None:
         raise KeyMissing(
             f"a payload is sealed with key {key_id!r}, and no keys are configured here. Configure the "
-            "keys that the writer has; what waits goes on by itself."
+            "writer's keys; waiting workflows then continue by themselves."
         )
     salt = data[header_bytes - SALT_BYTES : header_bytes]
     key = keys.derive(key_id, INLINE_PURPOSE, salt)
@@ -198,12 +198,12 @@ def _get_small_decompressor() -> zstandard.ZstdDecompressor:
 
 
 def build_dictionary(data: bytes) -> zstandard.ZstdCompressionDict:
-    """Return bytes as a dictionary for zstd: content that frames may repeat."""
+    """Build a zstd dictionary from raw content that frames may repeat."""
     return zstandard.ZstdCompressionDict(data, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def inflate(body: bytes, size_bytes: int, dictionary: bytes = b"") -> bytes:
-    """Decompress one zstd frame that has to give exactly that many bytes."""
+    """Decompress one zstd frame; any other size than `size_bytes` is an error."""
     return _inflate(_get_decompressor(dictionary), body, size_bytes)
 
 
@@ -214,7 +214,7 @@ def inflate_small(body: bytes, size_bytes: int) -> bytes:
 
 def _inflate(decompressor: zstandard.ZstdDecompressor, body: bytes, size_bytes: int) -> bytes:
     try:
-        # zstandard allocates what the frame's own header claims, so that claim is checked first.
+        # zstandard allocates the size that the frame's header claims, so the claim is checked first.
         if zstandard.frame_content_size(body) != size_bytes:
             raise BlobCorrupt("compressed frame and header disagree on the size")
         return decompressor.decompress(body, allow_extra_data=False)
@@ -223,21 +223,25 @@ def _inflate(decompressor: zstandard.ZstdDecompressor, body: bytes, size_bytes: 
 
 
 async def seal_object(plaintext: bytes, keys: Keys | None = None) -> bytes:
-    """Seal without holding the event loop up: large plaintexts are compressed in a thread."""
+    """Seal without blocking the event loop: large plaintexts are compressed in an OS thread."""
     if len(plaintext) < limits.LOOP_BYTES_MAX:
         return seal(plaintext, keys)
     return await run_in_thread(seal, plaintext, keys)
 
 
 async def unseal_object(data: bytes, keys: Keys | None = None) -> bytes:
-    """Unseal without holding the event loop up."""
+    """Unseal without blocking the event loop."""
     if get_declared_bytes(data) < limits.LOOP_BYTES_MAX:
         return unseal(data, keys)
     return await run_in_thread(unseal, data, keys)
 
 
 class _Pools:
-    """Made when they are first used, and again in a forked child, which has no threads."""
+    """OS threads for work on bytes: compressing, digesting, comparing.
+
+    asyncio's own pool waits for files: a disk that hangs blocks that pool, but not these. A forked child
+    has no threads, so it creates new pools.
+    """
 
     def __init__(self) -> None:
         # Jobs in the first pool wait for subtasks in the second; one pool could deadlock.
@@ -257,11 +261,11 @@ os.register_at_fork(after_in_child=_renew)
 
 
 async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do work on bytes without holding the event loop up."""
+    """Run work on bytes in an OS thread, without blocking the event loop."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_pools.whole, lambda: work(*args, **kwargs))
 
 
 def map_in_threads(work: Callable[..., T], *arguments: Iterable[object]) -> list[T]:
-    """Do parts of a piece of work at the same time. zstd, digests and AES need no common lock."""
+    """Run a function on several arguments in parallel. zstd, digests and AES release the GIL."""
     return list(_pools.parts.map(work, *arguments))

@@ -322,7 +322,7 @@ class PackStore:
         if key_id is not None and pack.key_id != key_id:
             raise RefRefused(
                 f"pack {pack_key(thread, name)!r} is sealed with key {pack.key_id!r}, and its ref was "
-                f"made with {key_id!r}: it is forged. Find out who wrote it; nothing was read."
+                f"made with {key_id!r}: it is forged. Find its writer; nothing was read."
             )
         if pack.size_bytes != size_bytes:
             # Checked before any source is fetched or inflated: the ref may be damaged or forged.
@@ -351,7 +351,7 @@ class PackStore:
             # No writer mixes keys. A forged unsealed pack could expose a sealed one this way.
             raise RefRefused(
                 f"pack {pack_key(thread, pack.name)!r} points to packs of another key: it is forged. "
-                "Find out who wrote it; nothing was read."
+                "Find its writer; nothing was read."
             )
         try:
             if pack.size_bytes < limits.LOOP_BYTES_MAX:
@@ -411,7 +411,7 @@ class PackStore:
             reads.append(partial(self.open, thread, name, bytes_max=bound))
         return {pack.name: pack for pack in await gather_bounded(reads)}
 
-    async def needed(self, thread: str, pack: Pack) -> set[bytes]:
+    async def find_needed(self, thread: str, pack: Pack) -> set[bytes]:
         """Return the names of all other packs that a reader of a pack needs."""
         base = None if pack.base is None else await self.open(thread, pack.base)
         return {*pack.sources, *(base.sources if base else ())}
@@ -605,7 +605,7 @@ class PackStore:
             # A payload may hold any bytes, even those of a valid journal segment.
             raise RefRefused(
                 f"{ref.kind} {key!r} is a workflow's payload and no part of a journal: the ref is "
-                "forged. Find out who gave it to this thread."
+                "forged. Find out which program gave it to this thread."
             )
         value = parse(reading.data)
         if not reading.sources:  # A pack with sources is valid only together with them.

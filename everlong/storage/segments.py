@@ -1,8 +1,13 @@
 """The segment format: a piece of a journal as the plaintext of a pack (docs/wire-format.md).
 
 Long bodies come first, one after another, then a newline, then the segment's JSON, in which an entry
-names the part of the plaintext that is its body. So a body is at the same place for whoever reads the
-pack, and a merge writes only where it lies. Here are only the bytes; `journal` reads and writes them.
+names the part of the plaintext that is its body. So a body has a fixed place in its pack, and a merge
+writes only that place again.
+
+A journal's newest segment leads to all others by its `before`: first folds, the highest level first,
+then segments with entries. A place in `before` may use only the first entries of its segment. This
+module also decides which threads' packs may be read. A segment in the thread's own place was written
+by this thread, so the threads that it shares count. Another thread's segment cannot add to them.
 """
 
 import copy
@@ -53,9 +58,9 @@ _COMPACTED = TypeAdapter(CompactionNote)
 
 
 def serialize_segment(segment: Segment) -> tuple[bytes, Segment]:
-    """Return a segment as it is stored, with long bodies beside its entries.
+    """Return a segment's plaintext, and the segment that `parse_segment` would return for it.
 
-    Beside it stands what `from_plaintext` makes of that, so that the writer need not parse it.
+    The plaintext holds long bodies outside of the JSON. The writer need not parse it again.
     """
     bodies: list[bytes] = []
     start = 0
@@ -81,13 +86,13 @@ def serialize_segment(segment: Segment) -> tuple[bytes, Segment]:
 
 
 def parse_segment(data: bytes) -> Segment:
-    """Return a segment as it was written."""
-    # JSON as it is written here has no newline in it.
+    """Parse the plaintext of a segment."""
+    # The JSON has no newline: pydantic writes none.
     return _parse_segment_json(data[data.rfind(b"\n") + 1 :])
 
 
 def cut_to_place(segment: Segment, place: SegmentRef) -> Segment:
-    """Return what a place leads to: a segment's first `count` entries, with refs that stand alone."""
+    """Return the part of a segment that a place uses: its first `count` entries, each with a ref."""
     if place.folded:
         segment = dataclasses.replace(
             segment, before=tuple(_cut_places(segment.before, seq_after(place)))
@@ -105,28 +110,28 @@ def cut_to_place(segment: Segment, place: SegmentRef) -> Segment:
     if not sound or place.count < 1:
         raise BlobCorrupt(
             f"segment {object_key(place.ref)!r} does not hold the entries {place.first_seq} to "
-            f"{seq_after(place) - 1} that its ref tells of: the ref is damaged or forged. Find out "
-            "who gave it to this thread."
+            f"{seq_after(place) - 1} that its ref names: the ref is damaged or forged. Find out "
+            "which program gave it to this thread."
         )
     return segment
 
 
 def extract_body(plaintext: bytes, entry: Entry) -> Body:
-    """Return the body of an entry from the pack that its ref leads to."""
+    """Return the body of an entry from the plaintext of its ref's pack."""
     part = entry.part
     if part is not None:
         if part.start + part.size_bytes > len(plaintext):
             raise BlobCorrupt(
-                f"the body of entry {entry.seq} is said to be at {part.start}, {part.size_bytes} "
+                f"entry {entry.seq} claims a body at {part.start}, {part.size_bytes} "
                 f"bytes long, in a pack of {len(plaintext)}: the entry is damaged or forged. Find "
-                "out who wrote it."
+                "its writer."
             )
         plaintext = plaintext[part.start : part.start + part.size_bytes]
     return parse_json(_BODY, plaintext)
 
 
 def parse_compaction(entry: Entry) -> CompactionNote:
-    """Return what a compaction entry says."""
+    """Parse the data of a compaction entry."""
     if entry.data is not None and "snapshot" not in entry.data:
         raise BlobMissing(
             f"the snapshot of entry {entry.seq} was gone before this thread was revived from its "
@@ -136,19 +141,19 @@ def parse_compaction(entry: Entry) -> CompactionNote:
         return _COMPACTED.validate_python(entry.data)
     except ValidationError:
         raise UnknownVersion(
-            f"entry {entry.seq}, a {entry.kind}, is intact but not understood. A newer Everlong wrote "
+            f"entry {entry.seq}, a {entry.kind}, is intact but cannot be parsed. A newer Everlong wrote "
             "it: upgrade Everlong here."
         ) from None
 
 
 def to_message(entry: Entry, body: Body) -> Message:
-    """Return the message of an entry whose body this is."""
+    """Return the message of an entry with this body."""
     try:
         return parse_message(entry.kind, body)
     except (KeyError, TypeError, ValueError):
-        # Not chained: these errors quote what they met.
+        # Not chained: these errors quote the body.
         raise UnknownVersion(
-            f"the body of entry {entry.seq}, a {entry.kind}, is intact but not understood. A newer "
+            f"the body of entry {entry.seq}, a {entry.kind}, is intact but cannot be parsed. A newer "
             "Everlong wrote it: upgrade Everlong here."
         ) from None
 
@@ -161,15 +166,15 @@ def select_overlapping(
 
 
 def parse_json(adapter: TypeAdapter[T], data: bytes) -> T:
-    """Return what a part of a journal says."""
+    """Parse a part of a journal from JSON."""
     try:
         return adapter.validate_json(data)
     except ValidationError as error:
-        # Not chained, and without input: pydantic's own message quotes what it read.
+        # Not chained, and without input: pydantic's message quotes the content.
         found = error.errors(include_input=False, include_url=False, include_context=False)
         places = ", ".join(str(each["loc"]) for each in found[:3])
         raise UnknownVersion(
-            f"a part of a journal is intact but not understood, at {places}. A newer Everlong wrote "
+            f"a part of a journal is intact but cannot be parsed, at {places}. A newer Everlong wrote "
             "it: upgrade Everlong here."
         ) from None
 
@@ -178,10 +183,10 @@ def _parse_segment_json(text: bytes) -> Segment:
     if len(text) > limits.SEGMENT_JSON_BYTES_MAX:
         raise BlobCorrupt(
             f"a segment has {len(text)} bytes of entries, and {limits.SEGMENT_JSON_BYTES_MAX} is the "
-            "most that is parsed: it is damaged or forged. Find out who gave it to this thread."
+            "limit: it is damaged or forged. Find out which program gave it to this thread."
         )
-    # The version is the last field as it is written here, so most segments are parsed only once. What
-    # follows it closes the outermost object: nothing further inside can end with the same bytes.
+    # Everlong writes the version as the last field, so most segments are parsed only once. The closing
+    # brace is that of the outermost object, so the suffix cannot belong to an inner one.
     is_ours = text.endswith(_VERSION_END)
     version = SEGMENT_VERSION if is_ours else parse_json(_VERSIONED, text).version
     if version != SEGMENT_VERSION:
@@ -193,17 +198,17 @@ def _parse_segment_json(text: bytes) -> Segment:
 
 
 def _add_ref(entry: Entry, ref: Ref) -> Entry:
-    """Return an entry that says itself in which pack its body lies."""
+    """Return an entry with the ref of the pack that holds its body."""
     if entry.part is None or entry.ref is not None:
         return entry
-    # Not `dataclasses.replace`, which validates all fields of the entry once more.
+    # Not `dataclasses.replace`, which validates all fields again.
     alone = copy.copy(entry)
     object.__setattr__(alone, "ref", ref)
     return alone
 
 
 def _cut_places(places: Sequence[SegmentRef], end_seq: int) -> Iterable[SegmentRef]:
-    """Return the places before a seq, the last one cut off there."""
+    """Yield the places before a seq; the last place is cut there."""
     for place in places:
         if seq_after(place) <= end_seq:
             yield place
@@ -221,7 +226,7 @@ def _are_consecutive(places: Sequence[SegmentRef], first_seq: int, end_seq: int)
 
 
 class LoadedSegment(NamedTuple):
-    """A segment that was read, and the threads whose packs may be read where it leads."""
+    """A segment that was read, and the threads whose packs may be read through it."""
 
     segment: Segment
     readable: frozenset[str]
@@ -242,16 +247,16 @@ class LoadedSegment(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """What the next segment leads to and begins with."""
+    """The places before the next segment, and the older entries that it holds."""
 
     before: list[SegmentRef]
     entries: list[Entry]
     totals: Totals | None
-    """Of all entries before these."""
+    """Totals of all entries before these."""
 
 
 class SegmentStore:
-    """Reads and writes segments. Its only state is which threads those that it read have shared."""
+    """Reads and writes a thread's segments. Its only state is the set of threads that may be read."""
 
     def __init__(self, packs: PackStore, thread: str) -> None:
         self._packs = packs
@@ -260,16 +265,16 @@ class SegmentStore:
         self.readable = self.own
 
     async def read_head(self, head: SegmentRef) -> LoadedSegment:
-        """Read the newest segment, which has to be the thread's own."""
+        """Read the newest segment, which must be the thread's own."""
         if head.folded:
             raise RefRefused(
                 f"{head.ref.kind} {head.ref.digest} is not the newest of a journal: it holds no "
-                "entries. Find out who gave it to this thread."
+                "entries. Find out which program gave it to this thread."
             )
         return await self.open(head, self.own)
 
     async def open(self, place: SegmentRef, readable: frozenset[str]) -> LoadedSegment:
-        """Read a segment that another one leads to."""
+        """Read a segment that another segment names."""
         written = await self._packs.parse_body(check_readable(place.ref, readable), parse_segment)
         segment = cut_to_place(written, place)
         named = frozenset({place.ref.thread, *segment.shares})
@@ -282,7 +287,7 @@ class SegmentStore:
         return LoadedSegment(segment, readable)
 
     async def write(self, segment: Segment) -> tuple[SegmentRef, int]:
-        """Store a segment; return its place, once it is durable, and the bytes written."""
+        """Store a segment; return its place, when it is durable, and the bytes written."""
         plaintext, written = serialize_segment(segment)
         ref, written_bytes = await self._packs.write_body(
             self._thread, Kind.SEGMENT, plaintext, parsed=(parse_segment, written)
@@ -299,7 +304,7 @@ class SegmentStore:
     async def read_entries(
         self, newest: LoadedSegment, first_seq: int, last_seq: int
     ) -> list[Entry]:
-        """Return the entries of a range, reading only segments that hold some of it."""
+        """Return the entries of a range, and read only the segments that hold some of it."""
         places = _select_places(newest, first_seq, last_seq)
         for _ in range(limits.FOLD_LEVELS_MAX + 1):
             folds = [each for each in places if each[0].folded]
@@ -328,7 +333,7 @@ class SegmentStore:
     ) -> tuple[SegmentRef, SegmentRef, LoadedSegment]:
         """Return the segment that holds an entry, its place, and the newest segment's place on the way.
 
-        It costs one read for each fold on the way, however many entries there are.
+        It takes one read for each fold on the way, however many entries there are.
         """
         if seq >= head.first_seq:
             return head, head, newest
@@ -406,8 +411,8 @@ class SegmentStore:
         ):
             return before, 0
         places = before[start:stop]
-        # There is at most one fold of each level. A full one moves up, and what it had no room for
-        # waits for the next append: so none writes more than one fold.
+        # There is at most one fold of each level. A full fold moves up a level, and the places that did
+        # not fit wait for the next append. So each append writes at most one fold.
         for level in range(1, limits.FOLD_LEVELS_MAX + 1):
             above = await self.open(before[start - 1], readable) if start else None
             if above is None or await self._level(above) > level:
@@ -422,7 +427,7 @@ class SegmentStore:
         return [*before[:start], place, *before[stop:]], written_bytes
 
     async def _level(self, fold: LoadedSegment) -> int:
-        """Return how many folds there are on the way to entries, with this one."""
+        """Return the number of folds on the way to entries, including this one."""
         for level in range(1, limits.FOLD_LEVELS_MAX + 1):
             place = fold.segment.before[-1]
             if not place.folded:
@@ -432,17 +437,17 @@ class SegmentStore:
 
 
 def check_readable(ref: Ref, readable: frozenset[str]) -> Ref:
-    """Refuse what is another thread's: whoever starts a thread can give it any head."""
+    """Refuse a ref to an unrelated thread: a client can start a thread with any head."""
     if ref.thread not in readable:
         raise RefRefused(
-            f"{ref.kind} {ref.digest} belongs to another thread and is not read. Find out who gave it "
-            "to this one."
+            f"{ref.kind} {ref.digest} belongs to another thread and is not read. Find out which program "
+            "gave it to this one."
         )
     return ref
 
 
 def check_refs(entries: Iterable[Entry], readable: frozenset[str]) -> None:
-    """Refuse entries whose bodies are another thread's."""
+    """Refuse entries whose bodies belong to an unrelated thread."""
     for entry in entries:
         for ref in (entry.ref, entry.original):
             if ref is not None:
@@ -452,7 +457,7 @@ def check_refs(entries: Iterable[Entry], readable: frozenset[str]) -> None:
 def _select_places(
     piece: LoadedSegment, first_seq: int, last_seq: int
 ) -> list[tuple[SegmentRef, frozenset[str]]]:
-    """Return the places of a piece that hold some of a range, and what may be read through them."""
+    """Return the places that hold some of a range, and the threads that may be read through them."""
     places = select_overlapping(piece.segment.before, first_seq, last_seq)
     return [(place, piece.readable) for place in places]
 
@@ -464,5 +469,5 @@ def _should_merge(older: int, newer: int) -> bool:
 def _build_depth_error(place: SegmentRef) -> BlobCorrupt:
     return BlobCorrupt(
         f"segment {object_key(place.ref)!r} is folded more than {limits.FOLD_LEVELS_MAX} times, as no "
-        "Everlong does: it is forged. Find out who wrote it."
+        "Everlong does: it is forged. Find its writer."
     )

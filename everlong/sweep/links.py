@@ -394,7 +394,7 @@ class LinkReader:
         They are leaves: a read uses their frames, and not the packs in their own manifests.
         """
         try:
-            names = await self._packs.needed(thread, pack)
+            names = await self._packs.find_needed(thread, pack)
         except EverlongError as error:
             raise Unreadable(f"{type(error).__name__}: {error}") from error
         return {Link(name, thread, is_leaf=True) for name in names}

@@ -117,7 +117,7 @@ def test_a_missing_bucket_is_a_mistake_in_the_url(s3: S3Server) -> None:
 def test_an_endpoint_that_refuses_connections_is_reported(s3: S3Server) -> None:
     url = s3.url("p").replace(s3.endpoint, f"http://127.0.0.1:{find_free_port()}")
     text = refusal(StoreUnavailable, url)
-    assert "s3://everlong/p: nobody answers at its endpoint. Check the endpoint" in text
+    assert "s3://everlong/p: no server answers at its endpoint. Check the endpoint" in text
 
 
 def test_a_repr_is_the_url_without_its_query(s3: S3Server) -> None:
@@ -207,7 +207,7 @@ async def test_new_keys_in_a_file_need_no_restart(
     assert raised.value.__cause__ is None, "it might quote the signed request"
     file.write_text("", encoding="utf-8")
     await asyncio.sleep(0.2)
-    with pytest.raises(StoreUnavailable, match="no credentials can be had"):
+    with pytest.raises(StoreUnavailable, match="no credentials are available"):
         await store.get("k")
     write_profile(file, SECRET)
     await asyncio.sleep(0.2)

@@ -240,7 +240,7 @@ async def test_a_killed_server_loses_nothing_and_the_store_heals(
         weed.kill()
         outcomes = await writing
         assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
-        with pytest.raises(StoreUnavailable, match="nobody answers"):
+        with pytest.raises(StoreUnavailable, match="no server answers"):
             await store.get("v1/0")
         weed.restart()
         for key in set(acknowledged):

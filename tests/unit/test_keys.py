@@ -238,7 +238,7 @@ async def test_a_key_service_that_never_answered_is_a_clear_error_and_is_retried
     service = Service({"k1": KEY_1})
     service.fails = True
     keyring = Keyring(service)
-    with pytest.raises(KeyMissing, match=r"cannot be had: RuntimeError.*key service") as raised:
+    with pytest.raises(KeyMissing, match=r"not available: RuntimeError.*key service") as raised:
         await keyring.keys()
     assert "hunter2" not in str(raised.value)
     service.fails = False
@@ -248,7 +248,7 @@ async def test_a_key_service_that_never_answered_is_a_clear_error_and_is_retried
 async def test_calls_to_a_hanging_key_service_time_out(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr(keys_module, "_ASK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(keys_module, "_CALL_SECONDS_MAX", 0.05)
     service = Service({"k1": KEY_1})
     keyring = Keyring(service.slowly)
     await keyring.keys()
@@ -288,7 +288,7 @@ def test_a_keyring_serves_one_event_loop_after_another() -> None:
     service = Service({"k1": KEY_1})
     keyring = Keyring(service.slowly)
     for _ in range(2):
-        keyring._asked_at = float("-inf")
+        keyring._called_at = float("-inf")
         assert asyncio.run(keyring.keys()).active == "k1"
     assert service.asked == 2
 

@@ -132,7 +132,7 @@ def test_an_object_too_large_to_be_read_is_not_sealed(
 ) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
     assert unseal(seal(b"x" * 1000, keys), keys) == b"x" * 1000
-    with pytest.raises(ObjectTooLarge, match="1001 bytes are not kept"):
+    with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored"):
         seal(b"x" * 1001, keys)
 
 
