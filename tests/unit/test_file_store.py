@@ -22,9 +22,8 @@ from everlong.storage.packs import Pack
 
 WRITER = """
 import asyncio, sys
-from everlong.models import Kind
+from everlong.models import Kind, thread_key
 from everlong.storage import open_store
-from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import PackStore
 async def main():
     packs = PackStore(open_store(sys.argv[1]))

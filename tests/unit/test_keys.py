@@ -39,7 +39,7 @@ def test_the_first_key_writes() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "no key"),
+        ({}, "mapping of keys is empty"),
         ({"k": KEY_1[:31]}, "31 bytes"),
         ({"k": KEY_1 + b"x"}, "33 bytes"),
         ({"": KEY_1}, "refused"),
