@@ -69,6 +69,25 @@ def test_links_in_documents_lead_somewhere() -> None:
     assert violations == []
 
 
+def find_anchors(path: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)", text, flags=re.MULTILINE)
+    plain = [re.sub(r"[`*]", "", heading.strip().lower()) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_links_to_headings_in_documents_lead_somewhere() -> None:
+    anchors = {path.resolve(): find_anchors(path) for path in documents()}
+    violations = []
+    for path in documents():
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", path.read_text()):
+            linked = (path.parent / target).resolve() if target else path.resolve()
+            if linked in anchors and anchor not in anchors[linked]:
+                violations.append(f"{path.name}: {target}#{anchor}")
+    assert violations == []
+
+
 def settings() -> set[str]:
     """The variables that are read."""
     sources = [
