@@ -188,8 +188,8 @@ def parse_facts(text: str | bytes, manifest: Manifest) -> Facts:
             f"{manifest.file_key!r} is the file of another archive. Restore it from a backup of the "
             "store."
         )
-    said = build_manifest_fields(facts, is_sealed=bool(manifest.key_id))
-    if differing := [name for name in said if said[name] != getattr(manifest, name)]:
+    expected = build_manifest_fields(facts, is_sealed=bool(manifest.key_id))
+    if differing := [name for name in expected if expected[name] != getattr(manifest, name)]:
         raise BlobCorrupt(
             f"archive {manifest.file_key!r} and its manifest differ in {', '.join(differing)}. Restore "
             "both from a backup of the store."

@@ -83,11 +83,11 @@ async def _build_rows(
     entries: Sequence[Entry],
     newest: Entry | None,
 ) -> list[Row]:
-    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
-    cut = [entry for entry in spoken if entry.original is not None]
-    whole = await journal.bodies(spoken, whole=True)
+    message_entries = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    cut = [entry for entry in message_entries if entry.original is not None]
+    whole = await journal.bodies(message_entries, whole=True)
     shown = await journal.bodies(cut)
-    bodies = {entry.seq: body for entry, body in zip(spoken, whole, strict=True)}
+    bodies = {entry.seq: body for entry, body in zip(message_entries, whole, strict=True)}
     shorts = {entry.seq: body for entry, body in zip(cut, shown, strict=True)}
     rows = []
     for entry in entries:

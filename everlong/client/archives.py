@@ -393,14 +393,14 @@ async def list_archives(
     found, unreadable = await _read_all(
         (each.archive_id, _read_manifest(packs, each, client.namespace)) for each in newest
     )
-    told, untold = await _read_all(
+    records, unreadable_records = await _read_all(
         (each.archive_id, manifests.read_freed(packs, *each)) for each in newest if each.freed_id
     )
     return ArchivePage(
         archives=tuple(each for each in found if each is not None),
-        freed=tuple(each for each in told if each.namespace == client.namespace),
+        freed=tuple(each for each in records if each.namespace == client.namespace),
         next=newest[-1].archive_id if more else "",
-        unreadable=(*unreadable, *untold),
+        unreadable=(*unreadable, *unreadable_records),
     )
 
 

@@ -1,7 +1,7 @@
-"""Diagnosis: what a thread waits for when nothing comes back from it.
+"""Diagnosis: why a thread does not answer.
 
-Reads what the server knows and asks no worker, so that it works where workers do not answer. One
-diagnosis takes at most four calls of the server: the thread's description, the newest events of its
+Reads from the server only, so that it works where workers do not answer. One diagnosis takes at most
+four calls of the server: the thread's description, the newest events of its
 history, and the pollers of its task queue (workflows and activities).
 """
 
@@ -47,10 +47,10 @@ Kind: TypeAlias = Literal[
     "no_worker", "busy", "no_agent", "unreadable", "no_plugin", "no_store", "failing", "held"
 ]
 Report: TypeAlias = Callable[[str], None]
-"""Called with what a thread waits for, once for each change."""
+"""Called with the reason why a thread waits, once for each change."""
 
 FIRST_SECONDS: Final = 3.0
-"""After how long without an answer a thread is diagnosed. A cold resume takes a second or two."""
+"""Time without an answer after which a thread is diagnosed. A cold resume takes a second or two."""
 SECOND_SECONDS: Final = 4.0
 """Until the second look, if the first one finds nothing: a task may have been about to fail."""
 EVERY_SECONDS: Final = 10.0
@@ -79,7 +79,7 @@ _EVENTS: Final = 30
 _REASON_CHARS_MAX: Final = 300
 _WORKERS_SHOWN: Final = 5
 _UNREADABLE: Final = ("KeyMissing", "BlobMissing", "RefRefused", "BlobCorrupt", "UnknownVersion")
-# What workers without the plugin say of payloads and threads.
+# Messages of workers without the plugin, about payloads and threads.
 _NO_PLUGIN: Final = re.compile(
     r"Unknown payload encoding binary/everlong|Workflow class everlong\.\w+ is not registered"
 )
@@ -110,7 +110,7 @@ class Fault:
 
 
 async def diagnose(client: Client, thread_id: str) -> Diagnosis | None:
-    """Return what keeps a thread waiting; None if it has ended, is at work, or waits for a person."""
+    """Return why a thread waits; None if it has ended, is working, or waits for an approval."""
     return await _diagnose(client, thread_id, await _describe(client, thread_id))
 
 
@@ -181,7 +181,7 @@ async def _explain_held(client: Client, queue: str, faults: Sequence[Fault]) -> 
 
 
 def explain_agent(queue: str, faults: Sequence[Fault], listed: Collection[str]) -> Diagnosis:
-    """Return which agent workers lack, by what they said. Others that are listed may have it."""
+    """Return which agent workers lack, by their failures. Other listed workers may have it."""
     found = [(each.worker, match) for each in faults if (match := _NO_AGENT.search(each.message))]
     name = found[0][1]["name"]
     lacking = {worker: match["has"] for worker, match in found if match["name"] == name}
@@ -197,7 +197,7 @@ def explain_agent(queue: str, faults: Sequence[Fault], listed: Collection[str]) 
 
 
 def explain_fault(fault: Fault) -> Diagnosis:
-    """Return what a failed task says about the worker that it failed on."""
+    """Explain a failed task by the worker that it failed on."""
     worker = f"worker {fault.worker}" if fault.worker else "a worker"
     reason = make_printable(fault.message, _REASON_CHARS_MAX)
     if match := _NO_PLUGIN.search(fault.message):
@@ -209,29 +209,28 @@ def explain_fault(fault: Fault) -> Diagnosis:
     match = _ERROR_TYPE.match(fault.message)
     types = {*fault.types, match["type"] if match else ""}
     if unreadable := [each for each in _UNREADABLE if each in types]:
-        said = reason if reason.startswith(unreadable[0]) else f"{unreadable[0]}: {reason}"
+        text_before = reason if reason.startswith(unreadable[0]) else f"{unreadable[0]}: {reason}"
         return Diagnosis(
             "unreadable",
-            f"{worker} cannot read what this client writes: run everlong doctor ({said})",
+            f"{worker} cannot read what this client writes: run everlong doctor ({text_before})",
         )
     if "StoreUnavailable" in types:
         return Diagnosis("no_store", f"{worker} cannot reach the store ({reason})")
     if HELD in types:
         return Diagnosis("held", f"held on {worker}: {reason}")
-    return Diagnosis("failing", f"tasks fail on {worker}: {reason}. Its log tells more")
+    return Diagnosis("failing", f"tasks fail on {worker}: {reason}. See its log")
 
 
 def compute_look_seconds(elapsed_seconds: float) -> float:
-    """Return how long to wait before the next diagnosis of a thread that workers are there for."""
+    """Return the seconds until the next diagnosis of a thread whose workers are polling."""
     early_seconds = min(max(SECOND_SECONDS, elapsed_seconds), HEALTHY_SECONDS)
     return min(max(early_seconds, elapsed_seconds / 20), _EVERY_SECONDS_MAX)
 
 
 class Watch:
-    """Diagnoses a thread now and then while a caller waits for it.
+    """Diagnoses a thread repeatedly while a caller waits for it.
 
-    It runs concurrently with the wait and does not depend on how that is done. Faults of a diagnosis
-    itself are logged: the wait meets them too.
+    It runs concurrently with the wait. Errors of a diagnosis are only logged: the wait meets them too.
     """
 
     def __init__(self, client: Client, thread_id: str, report: Report | None = None) -> None:
@@ -240,9 +239,9 @@ class Watch:
         self._report = report
         self._task: asyncio.Task[None] | None = None
         self.latest: Diagnosis | None = None
-        """What the last diagnosis found."""
+        """Result of the last diagnosis."""
         self.held_by = ""
-        """What the heartbeats of an activity say that it waits for."""
+        """Reason in the heartbeats of an activity that cannot begin."""
         self._diagnosed_at = -math.inf
         self._is_quiet = False
         self._woken = asyncio.Event()
@@ -278,16 +277,16 @@ class Watch:
         return self.latest is None or self.latest.kind == "busy"
 
     async def explain(self, error: NoWorker) -> NoWorker:
-        """Return an error that says why no worker has answered, if that can be found out."""
+        """Return an error with the reason why no worker has answered, if a diagnosis finds one."""
         if self.latest is None or time.monotonic() - self._diagnosed_at > _FRESH_SECONDS_MAX:
             await self._diagnose()
         if self.latest is None:
             return error
         text = f"{self.latest.text[:1].upper()}{self.latest.text[1:]}."
-        said = str(error)
-        if START_ONE in said:
-            return NoWorker(said.replace(START_ONE, text))
-        return NoWorker(f"{said} {text}")
+        text_before = str(error)
+        if START_ONE in text_before:
+            return NoWorker(text_before.replace(START_ONE, text))
+        return NoWorker(f"{text_before} {text}")
 
     async def _run(self) -> None:
         begun = time.monotonic()
@@ -359,7 +358,7 @@ _turns: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = (
 
 @contextlib.asynccontextmanager
 async def _take_turn() -> AsyncIterator[None]:
-    """Wait for the turn of one look: those of all waits in a process come one after the other."""
+    """Serialise the diagnoses of all waits of a process, with a pause after each."""
     async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         begun = time.monotonic()
         yield
@@ -378,7 +377,7 @@ class _Pollers:
         return any(each.age_seconds <= _POLLED_SECONDS_MAX for each in self._listed)
 
     def explain(self, what: str) -> Diagnosis:
-        """Say why none of them has taken a task."""
+        """Explain why none of them has taken a task."""
         start = "start one with: everlong worker MODULE:AGENT"
         if not self._listed:
             return Diagnosis(

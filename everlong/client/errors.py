@@ -35,13 +35,13 @@ from everlong.models.thread_ids import quote_id
 T = TypeVar("T")
 
 START_ONE: Final = "Start one on its task queue."
-"""Advice for when nothing more is known; a diagnosis takes its place."""
+"""General advice, which a diagnosis replaces."""
 _WHAT: Final[dict[type[ThreadError], str]] = {
     MessageRefused: "the message",
     DecisionRefused: "the decision",
     ControlRefused: "the change",
 }
-# What pydantic adds for programmers: types, what it was given, and a link.
+# pydantic's additions for programmers: types, inputs, and a link.
 _FOR_PROGRAMMERS: Final = re.compile(r"\[type=.*?\](?=\n|$)|For further information visit \S+")
 
 
@@ -65,7 +65,7 @@ def translate_errors(thread_id: str, refused: type[ThreadError] = MessageRefused
             f"thread {thread_id!r} cannot answer: {error}. See its worker's log."
         ) from error
     except WorkflowAlreadyStartedError as error:
-        # Said about an id that is to be used for a new thread, and only once that one has ended.
+        # Raised for a start under the id of an ended thread.
         raise make_ended_error(thread_id) from error
     except RPCError as error:
         raise translate_rpc_error(error, thread_id) from error
@@ -84,7 +84,7 @@ def explain_unreadable(thread_id: str) -> Iterator[None]:
 
 
 def _get_message(cause: BaseException) -> str:
-    """Return what a thread said, without the kind of error that it is in Python."""
+    """Return the message of a thread's refusal, without the name of its Python type."""
     return cause.message if isinstance(cause, ApplicationError) else str(cause)
 
 
@@ -100,12 +100,13 @@ def translate_rpc_error(error: RPCError, thread_id: str) -> EverlongError:
             f"everlong send {quote_id(thread_id)} 'hello' --agent NAME"
         )
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
-        said = make_printable(error.message, 200)
+        message = make_printable(error.message, 200)
         if "search attribute" in error.message:
             return SetupRefused(
-                f"the server does not have our search attributes ({said}). Add them with: everlong setup"
+                f"the server does not have our search attributes ({message}). Add them with: "
+                "everlong setup"
             )
-        return ThreadNotFound(f"the Temporal server does not take that for a thread: {said}")
+        return ThreadNotFound(f"the Temporal server does not take that for a thread: {message}")
     if error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED):
         return NoWorker(f"no worker answers for thread {thread_id!r}. {START_ONE}")
     if error.status == RPCStatusCode.FAILED_PRECONDITION:
@@ -116,7 +117,7 @@ def translate_rpc_error(error: RPCError, thread_id: str) -> EverlongError:
 
 
 def is_closed(error: RPCError) -> bool:
-    """Tell whether the server says that the newest run it knew of has ended."""
+    """Whether the server refused a request because the newest run has ended."""
     return error.status == RPCStatusCode.NOT_FOUND and "already completed" in error.message
 
 
@@ -131,7 +132,7 @@ def make_ended_error(thread_id: str) -> ThreadEnded:
 
 
 def check_argument(refused: type[ThreadError], make: Callable[[], T]) -> T:
-    """Return the argument of an update or a signal, or say what does not fit."""
+    """Return the argument of an update or a signal; raise `refused` if a field is invalid."""
     try:
         return make()
     except ValidationError as error:
@@ -140,5 +141,5 @@ def check_argument(refused: type[ThreadError], make: Callable[[], T]) -> T:
 
 
 def clean_reason(text: str) -> str:
-    """Return on one line what a validator said, without what pydantic adds for programmers."""
+    """Return a validator's message on one line, without pydantic's types, inputs and links."""
     return " ".join(_FOR_PROGRAMMERS.sub("", text).split())

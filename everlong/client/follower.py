@@ -1,8 +1,8 @@
 """Follower of a thread's history: long polls that return events as the server writes them.
 
-A long poll asks no worker and is no billed action. The server answers one within 20 s, so a wait
+A long poll needs no worker and is no billed action. The server answers one within 20 s, so a wait
 takes at most 180 requests an hour. The follower begins at the first event of the newest run, which the
-policy bounds (400 events by default), and goes on into the runs that follow.
+policy bounds (400 events by default), and continues into the runs that follow.
 """
 
 import asyncio
@@ -194,14 +194,14 @@ class Follower:
         return events
 
     async def _close(self, last: HistoryEvent) -> None:
-        """Go on with the next run, if the last event names it; else the server is asked for it."""
+        """Continue with the next run if the last event names it; otherwise ask the server for it."""
         if run_id := _find_next_run(last):
             self._begin(run_id)
         else:
             self._closing = last
 
     async def _has_news(self) -> bool:
-        """Wait for a moment, then tell whether a long poll would return at once."""
+        """Wait for a moment; return whether a long poll would return at once."""
         pause_seconds = _LOOK_SECONDS_MIN * _LOOK_FACTOR**self._looks
         self._looks = min(self._looks + 1, 20)
         pause_seconds = min(pause_seconds, _LOOK_SECONDS_MAX) * random.uniform(0.8, 1.2)  # noqa: S311
@@ -256,7 +256,7 @@ class ProgressFollower:
 
     @property
     def is_agent(self) -> bool:
-        """False if the workflow is not `everlong.Agent`, so that its events tell nothing."""
+        """False if the workflow is not `everlong.Agent`, whose events this class can interpret."""
         return self._tracker.is_agent
 
     async def next(self) -> ThreadProgress | None:

@@ -48,7 +48,7 @@ async def fork(
 ) -> ThreadStart:
     """Start a thread whose past is another one's up to `seq`; return what it was started with.
 
-    A turn that was under way there is broken off: the new thread waits for a message. It has the
+    A turn that was in progress there is broken off: the new thread waits for a message. It has the
     other one's agent and policy, unless another agent is named, which brings its own. Its
     counters against the policy's limits start at zero. The other thread is not changed, and may have
     ended, also by a limit.
@@ -99,7 +99,7 @@ def make_counters(totals: Totals, written_bytes: int) -> Counters:
 def choose_policy(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, dict[str, Any]]:
     """Return the policy to begin with, or what is to be changed in the agent's own.
 
-    Before a thread's first step its worker has not said what the agent's own is.
+    Before a thread's first step its status does not have the agent's own policy.
     """
     if agent not in (None, status.agent):
         return None, {}

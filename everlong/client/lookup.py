@@ -181,9 +181,9 @@ _PAGES_MAX: Final = 20
 
 
 async def find_head(client: Client, thread_id: str) -> SegmentRef | None:
-    """Return the head of a thread's journal, as the newest event of its last run that has it says.
+    """Return the head of a thread's journal, by the newest event of its last run that names one.
 
-    None if nothing is journalled yet.
+    None if nothing is journalled yet. It needs no worker, so no thread resumes.
     """
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=client.namespace,
@@ -213,11 +213,11 @@ async def _read_event_head(client: Client, event: HistoryEvent) -> SegmentRef | 
             await _decode_value(client, event.activity_task_completed_event_attributes.result)
         )
     if event.HasField("workflow_execution_completed_event_attributes"):
-        said = event.workflow_execution_completed_event_attributes.result
-        return _parse_head(await _decode_value(client, said))
+        payloads = event.workflow_execution_completed_event_attributes.result
+        return _parse_head(await _decode_value(client, payloads))
     if event.HasField("workflow_execution_started_event_attributes"):
-        said = event.workflow_execution_started_event_attributes.input
-        return _parse_head((await _decode_value(client, said)).get("state"))
+        payloads = event.workflow_execution_started_event_attributes.input
+        return _parse_head((await _decode_value(client, payloads)).get("state"))
     return None
 
 

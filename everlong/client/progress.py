@@ -1,6 +1,6 @@
-"""Progress of a thread, worked out from the history events of its newest run.
+"""Progress of a thread, derived from the history events of its newest run.
 
-No worker is asked. The events hold all that is needed: the argument of a run is the thread's state when
+It needs no worker. The events suffice: the argument of a run is the thread's state when
 the run began, and the results of activities, updates and signals are what changed it since. Only the
 details of a pause by the policy are not in a history; `Progress.needs_query` says so.
 """
@@ -89,7 +89,7 @@ _SIGNALS: Final[dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThreadProgress:
-    """How far a thread is, as far as its history tells."""
+    """Progress of a thread, by its history. A wait reports it."""
 
     status: str
     """As in `ThreadStatus`."""
@@ -449,7 +449,7 @@ class Tracker:
         # The thread takes a sub-agent that is gone for one that has reported.
         self._children.discard(attributes.workflow_execution.workflow_id)
 
-    # What people and programs say.
+    # Updates and signals.
 
     async def _on_update_admitted(self, _: HistoryEvent, attributes: Any) -> None:
         request = attributes.request
@@ -497,16 +497,16 @@ class Tracker:
         if kind is None:
             return
         try:
-            said = await self._decode(attributes.input.payloads, kind, None)
+            argument = await self._decode(attributes.input.payloads, kind, None)
         except NotConverted:
             return  # Any program may send a signal. The worker drops one that it cannot convert.
-        if said is not None and not isinstance(said, kind):
+        if argument is not None and not isinstance(argument, kind):
             return  # Plain bytes become no other type. The handler on the worker fails with them.
-        self._take_signal(attributes.signal_name, said)
+        self._take_signal(attributes.signal_name, argument)
 
-    def _take_signal(self, name: str, said: Any) -> None:
+    def _take_signal(self, name: str, argument: Any) -> None:
         if name == PAUSE_SIGNAL and self._pause is None:
-            control: Control = said or Control()
+            control: Control = argument or Control()
             self._pause = Pause(
                 by=make_printable(control.by, limits.CALL_NAME_CHARS_MAX),
                 reason=make_printable(control.reason, limits.REASON_CHARS_MAX),
@@ -515,12 +515,12 @@ class Tracker:
             self._pause, self._pause_is_brief = None, False
         elif name == STOP_SIGNAL:
             self._stopping = True
-        elif name == REPORT_SIGNAL and said is not None:
-            report: Report = said
+        elif name == REPORT_SIGNAL and argument is not None:
+            report: Report = argument
             self._children.discard(report.child_id)
 
     async def _on_attributes(self, _: HistoryEvent, attributes: Any) -> None:
-        """Take in a pause by the policy, which the search attributes name in a word."""
+        """Take in a pause by the policy, which the search attributes name."""
         fields = attributes.search_attributes.indexed_fields
         word = _parse_text(fields.get(STATUS.name))
         if word == "paused" and self._pause is None:

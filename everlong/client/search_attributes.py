@@ -2,9 +2,9 @@
 
 A program that starts threads asks once too, and starts them with their first attributes.
 
-A thread that writes an attribute that its namespace lacks does not go on, so threads write none until
-then. A failed call is no answer. Neither an outage while a worker starts nor an `everlong setup` after
-that needs the worker to be started again.
+A thread that writes an attribute that its namespace lacks is stuck, so threads write none until then.
+A failed call is no answer. After an outage while a worker starts, or an `everlong setup` later, the
+worker need not be started again.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class AttributeWatch:
         self._found = found
         """Called once, with the namespace that has them."""
         self._retry_seconds = RETRY_SECONDS
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.calls = 0
         """How often the server was asked."""
 
@@ -73,7 +73,7 @@ class AttributeWatch:
                 f"{MISSING_SECONDS:.0f} s",
             )
             return MISSING_SECONDS
-        if self._told:
+        if self._warned:
             _LOG.info("the server has all search attributes now: threads write them")
         self._found(client.namespace)
         return None
@@ -85,8 +85,8 @@ class AttributeWatch:
             seconds = await self.ask()
 
     def _warn(self, about: str, text: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
+        if about not in self._warned:
+            self._warned.add(about)
             _LOG.warning("%s", text)
 
 
@@ -208,7 +208,7 @@ async def _wait_until_listed(client: Client) -> None:
 
 def _make_refusal(client: Client, error: RPCError) -> EverlongError:
     address = client.service_client.config.target_host
-    said = make_printable(error.message, 200)
+    reason = make_printable(error.message, 200)
     host = address.rpartition(":")[0] or address
     if error.status == RPCStatusCode.UNIMPLEMENTED or host.endswith(_CLOUD):
         wanted = " ".join(
@@ -216,12 +216,12 @@ def _make_refusal(client: Client, error: RPCError) -> EverlongError:
         )
         return SetupRefused(
             f"{address} does not let programs add search attributes, as Temporal Cloud does not "
-            f"({said}). Add them in its UI, or with: tcld namespace search-attributes add "
+            f"({reason}). Add them in its UI, or with: tcld namespace search-attributes add "
             f"--namespace {client.namespace} {wanted}"
         )
     if error.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED):
         return SetupRefused(
-            f"{address} does not allow it ({said}). It takes an administrator of the server: run this "
+            f"{address} does not allow it ({reason}). It takes an administrator of the server: run this "
             "with such credentials, or have them run it."
         )
     if error.status == RPCStatusCode.NOT_FOUND:
@@ -231,9 +231,9 @@ def _make_refusal(client: Client, error: RPCError) -> EverlongError:
         )
     if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
         return ServerUnreachable(
-            f"the Temporal server at {address} does not answer: {said}. Try again."
+            f"the Temporal server at {address} does not answer: {reason}. Try again."
         )
     return SetupRefused(
-        f"{address} refuses: {said}. With SQL visibility, a namespace has 10 columns for Keyword and 3 "
-        "each for Int, Double and Datetime; those that others use are taken."
+        f"{address} refuses: {reason}. With SQL visibility, a namespace has 10 columns for Keyword and "
+        "3 each for Int, Double and Datetime; those that others use are taken."
     )

@@ -38,7 +38,7 @@ from everlong.storage.pack_store import PackStore
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0
 _OUR_ACTIVITIES: Final = "everlong."
-# Of a call: the seq of its reply, its number there, and what it calls.
+# An approval's id: the seq of its reply, the number of the call in it, and the call's digest.
 _PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-([0-9a-f]+)")
 
 
@@ -76,14 +76,14 @@ async def observe(
 
 
 def describe_end(description: WorkflowExecutionDescription) -> str:
-    """Return how a workflow ended, in a word; empty while it runs."""
+    """Return how a workflow ended, such as `terminated`; empty while it runs."""
     if description.status in (None, WorkflowExecutionStatus.RUNNING):
         return ""
     return description.status.name.lower()
 
 
 async def read_held_reason(client: Client, activities: Iterable[PendingActivityInfo]) -> str:
-    """Return what the heartbeats of a pending activity say: the workflow does not hear them."""
+    """Return the reason in the heartbeats of a pending activity: the workflow does not receive them."""
     for pending_one in activities:
         # Others may have details that this client cannot read, and need not.
         if not pending_one.activity_type.name.startswith(_OUR_ACTIVITIES):

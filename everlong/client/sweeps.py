@@ -146,7 +146,7 @@ async def restore_quarantined(packs: PackStore, keys: Sequence[str]) -> list[Cop
         found.append(copies[0])
     for copy in found:
         if not await quarantine.restore(store, copy):
-            raise _make_missing_error(copy.original)  # A sweep deleted it meanwhile.
+            raise _make_missing_error(copy.original)  # A sweep has deleted it since.
     return found
 
 

@@ -1,4 +1,4 @@
-"""`ThreadHandle`: one thread, with the verbs that a program needs, as the SDK has handles of workflows.
+"""`ThreadHandle`: one thread, with the verbs that a program needs, like the SDK's workflow handles.
 
 A handle holds no state of the thread and makes no request by itself: making one is free, and it stays
 valid across continue-as-new, restarts of workers and the end of the thread.
@@ -97,9 +97,9 @@ class ThreadHandle:
     ) -> str:
         """Send a message and return the answer. With an agent, the thread is started if need be.
 
-        Waits as long as it takes, across runs, crashed workers and approvals, unless `seconds_max` is
-        given. Raises `TurnFailed` if the turn ends without an answer, `ThreadPaused` if the thread takes
-        no steps (the message stays queued), and `NotAnswered` if the time is over or the thread ends.
+        Waits without a limit, across runs, crashed workers and approvals, unless `seconds_max` is given.
+        Raises `TurnFailed` if the turn ends without an answer, `ThreadPaused` if the thread takes no
+        steps (the message stays queued), and `NotAnswered` if the time is over or the thread ends.
         `on_progress` is called with each change that the thread's history shows; without it, a wait
         costs fewer requests. `on_wait` is called with the reason if the thread waits for something
         other than its own work: a worker, a key, an agent. By default the reason is logged.
@@ -172,7 +172,7 @@ class ThreadHandle:
         seconds_max: float | None = None,
         on_progress: Callable[[ThreadProgress], None] | None = None,
     ) -> ThreadProgress:
-        """Wait until the thread's progress satisfies `done`. Reads its history; asks no worker."""
+        """Wait until the thread's progress satisfies `done`. Reads its history and needs no worker."""
         return await wait.wait_for_progress(
             self.client, self.id, done, seconds_max=seconds_max, on_progress=on_progress
         )
@@ -192,7 +192,7 @@ class ThreadHandle:
         return await status.load_arguments(self.client, self.packs, self.id, approval)
 
     async def diagnose(self) -> Diagnosis | None:
-        """Return what the thread waits for, if that is not its own work. Asks no worker."""
+        """Return why the thread waits, if not for its own work. Needs no worker."""
         return await diagnosis.diagnose(self.client, self.id)
 
     async def runs(
@@ -236,12 +236,12 @@ class ThreadHandle:
         )
 
     async def pause(self, *, by: str = "", reason: str = "") -> None:
-        """Have the thread take no more steps. Work under way ends; messages are still queued."""
+        """Stop the thread from taking steps. Work in progress ends; messages are still queued."""
         control = Control(by=by, reason=reason)
         await send_signal(self.client, self.id, PAUSE_SIGNAL, control)
 
     async def unpause(self, *, by: str = "", reason: str = "") -> None:
-        """Let the thread go on. A limit that is still reached pauses it again: raise it first."""
+        """Let the thread continue. A limit that is still reached pauses it again: raise it first."""
         control = Control(by=by, reason=reason)
         await send_signal(self.client, self.id, UNPAUSE_SIGNAL, control)
 
@@ -328,9 +328,9 @@ class ThreadHandle:
     async def journal(
         self, first_seq: int = 1, last_seq: int | None = None
     ) -> AsyncIterator[Entry]:
-        """Yield the entries of a range, oldest first; by default, all that are there at the first one.
+        """Yield the entries of a range, oldest first; by default, all entries that exist at the call.
 
-        Of a thread that the server has deleted, the newest archive is read.
+        If the server has deleted the thread, its newest archive is read.
         """
         past = await self.timeline()
         newest = seq_after(past.status.head) - 1

@@ -25,7 +25,7 @@ _ROW: Final = (
 )
 _COLUMNS: Final = f"{_ROW}, steps, lag_bytes, tokens, cost_usd, read_bytes, memo, reading"
 _SCHEMA: Final = f"CREATE TABLE threads ({_COLUMNS}, PRIMARY KEY (thread_id)) WITHOUT ROWID"
-# Of several runs with one id, the newest counts. What an earlier reading saw gives way in any case.
+# The newest of several runs with one id counts. A row of an earlier reading is replaced in any case.
 _UPSERT: Final = f"""
 INSERT INTO threads ({_COLUMNS}) VALUES ({", ".join("?" * len(_COLUMNS.split(", ")))})
 ON CONFLICT (thread_id) DO UPDATE SET

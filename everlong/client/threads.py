@@ -158,7 +158,7 @@ class Cursor:
 
     offset: int = 0
     token: bytes | None = None
-    """Where a server's list goes on; None in a list that is counted from its beginning."""
+    """Page token of a server's list; None in a list that is counted from its beginning."""
 
     def text(self) -> str:
         """Return it as a part of an address."""
@@ -181,7 +181,7 @@ def parse_cursor(text: str) -> Cursor:
 
 
 class Threads:
-    """The threads of a namespace, as the server lists them. Asks no thread, so none resumes.
+    """The threads of a namespace, as the server lists them. It queries no thread, so none resumes.
 
     `everlong.threads(client)` returns one.
     """
@@ -251,8 +251,8 @@ class Directory:
         self._first = asyncio.Event()
 
     @contextlib.asynccontextmanager
-    async def kept_fresh(self) -> AsyncIterator[None]:
-        """Read the threads again and again meanwhile; begin once the first are there, or soon."""
+    async def keep_fresh(self) -> AsyncIterator[None]:
+        """Read the threads repeatedly inside the block, which begins once rows are there, or soon."""
         task = asyncio.create_task(self._refresh())
         try:
             await self._until_first(_START_SECONDS)
@@ -392,7 +392,7 @@ class Directory:
         return True
 
     async def _is_too_many(self, client: Client, found: int, *, counts: bool) -> bool:
-        """Tell whether there are more threads than fit. The server `counts` before many are read."""
+        """Whether there are more threads than fit. The server `counts` before many are read."""
         if counts and found <= self._rows_max:
             found = await _await_answer(count_rows(client))
         return found > self._rows_max

@@ -186,7 +186,7 @@ class Timeline:
         """Return the size of the context after an entry, and what a compaction would leave of it."""
         before = await self.load_scene(seq)
         policy = self.status.policy
-        # In a thread: it takes some tens of milliseconds, and other requests are answered meanwhile.
+        # In a thread: it takes some tens of milliseconds, which would block the event loop.
         after = await asyncio.to_thread(
             compaction.compact,
             before.base,
@@ -250,8 +250,8 @@ async def read_messages(client: Client, packs: PackStore, thread_id: str) -> lis
     """Return a thread's whole conversation, long messages in full, read from its journal."""
     past = await Timeline.open(client, packs, thread_id)
     entries = await past.journal.read(past.status.head)
-    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
-    return await past.journal.messages(spoken, whole=True)
+    message_entries = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    return await past.journal.messages(message_entries, whole=True)
 
 
 async def read_state(
@@ -259,7 +259,7 @@ async def read_state(
 ) -> ThreadView:
     """Return what a thread was right after an entry, and what its model would have read then.
 
-    It costs no more in a long journal than in a short one. Of an archive, totals take a read of all of
+    It costs no more in a long journal than in a short one. Totals of an archive take a read of all of
     its entries up to this one.
     """
     past = await Timeline.open(client, packs, thread_id)
@@ -290,7 +290,7 @@ async def compare_states(
     """Return what changed in a thread from one entry to another, or to the newest.
 
     With `entries_max`, no more than the newest of the entries between are read: contexts and facts are
-    compared all the same.
+    compared in any case.
     """
     past = await Timeline.open(client, packs, thread_id)
     if last_seq is None:

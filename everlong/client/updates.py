@@ -289,14 +289,14 @@ def build_poll_request(
 
 
 def raise_if_cancelled() -> None:
-    """Be cancelled after all: the SDK makes a time-out of it, after which one might try again."""
+    """Raise `CancelledError`: the SDK turns a cancellation into a time-out, which would be retried."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 async def _has_met_roll(client: Client, thread_id: str, error: RPCError) -> bool:
-    """Tell whether an update failed only because the run that it was for is ending."""
+    """Whether an update failed only because its run is ending."""
     if error.status == RPCStatusCode.FAILED_PRECONDITION:
         return True
     if not is_closed(error):
@@ -309,7 +309,7 @@ async def _has_met_roll(client: Client, thread_id: str, error: RPCError) -> bool
 _OUTCOME_POLL_SECONDS_MAX: Final = timedelta(seconds=60)
 _ASK_SECONDS_MAX: Final = timedelta(seconds=10)
 # While the connection has too many long polls, a wait takes the place of the next one that ends: within
-# 20 s, with twice as many waits as long polls. Meanwhile the update is looked at now and then.
+# 20 s, with twice as many waits as long polls. Until then the update is checked from time to time.
 _LOOK_SECONDS_MIN: Final = 10.0
 _LOOK_SECONDS_MAX: Final = 60.0
 _LOOK_FACTOR: Final = 2.0
@@ -548,7 +548,7 @@ async def deliver_and_wait(
 async def check_startable(client: Client, thread_id: str, agent: str | None) -> bool:
     """Whether a message may start the thread; raise if it may not and the thread does not exist.
 
-    A thread that another program has started under any id is sent messages all the same.
+    A thread that another program has started under any id still takes messages.
     """
     check_id(thread_id)
     if agent is None:

@@ -53,7 +53,7 @@ _SLICE_ROWS: Final = 100
 _DIGEST_BYTES: Final = 12
 _STATUS_PREFIX: Final = "WORKFLOW_EXECUTION_STATUS_"
 _CARD: Final = TypeAdapter(ThreadCard)
-# What a thread says of its own end. Any other word was said while it still ran.
+# Statuses that a thread publishes at its end. Any other was published while it ran.
 _ENDS: Final = frozenset({"stopped", "archived"})
 
 
@@ -124,7 +124,7 @@ async def read_rows(
     for start in range(0, len(found.executions), _SLICE_ROWS):
         part = found.executions[start : start + _SLICE_ROWS]
         rows += await _build_rows(client, part, known, memos)
-        await asyncio.sleep(0)  # Others are answered meanwhile.
+        await asyncio.sleep(0)  # Let other tasks run.
     return RowsPage(rows, memos, found.next_page_token)
 
 
@@ -186,47 +186,47 @@ def _parse_card(data: bytes) -> ThreadCard | None:
 
 def build_row(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> ThreadRow:
     """Return the row of an execution."""
-    said = {
+    published = {
         name: _parse_value(payload)
         for name, payload in info.search_attributes.indexed_fields.items()
     }
     is_open = info.status not in CLOSED
-    asked = said.get(ASKED_AT.name)
+    asked = published.get(ASKED_AT.name)
     return ThreadRow(
         thread_id=info.execution.workflow_id,
         run_id=info.execution.run_id,
-        agent=str(said.get(AGENT.name) or ""),
-        status=_describe_status(info, str(said.get(STATUS.name) or ""), is_open=is_open),
-        reason=str(said.get(REASON.name) or ""),
+        agent=str(published.get(AGENT.name) or ""),
+        status=_describe_status(info, str(published.get(STATUS.name) or ""), is_open=is_open),
+        reason=str(published.get(REASON.name) or ""),
         started_ms=info.start_time.ToMilliseconds(),
         closed_ms=None if is_open else info.close_time.ToMilliseconds(),
-        stored_bytes=card.stored_bytes if card else int(said.get(STATE_BYTES.name) or 0),
-        growth_bytes_per_hour=_compute_growth(card, said) if is_open else 0.0,
-        pending=int(said.get(PENDING.name) or 0) if is_open else 0,
+        stored_bytes=card.stored_bytes if card else int(published.get(STATE_BYTES.name) or 0),
+        growth_bytes_per_hour=_compute_growth(card, published) if is_open else 0.0,
+        pending=int(published.get(PENDING.name) or 0) if is_open else 0,
         asked_ms=_parse_ms(asked) if asked and is_open else None,
-        last_resume_ms=float(said.get(LAST_RESUME.name) or (card.resume_ms if card else 0.0)),
+        last_resume_ms=float(published.get(LAST_RESUME.name) or (card.resume_ms if card else 0.0)),
         task_queue=info.task_queue,
         card=card,
     )
 
 
-def _compute_growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
-    """Return a thread's growth now, from the sizes on its card; without a card, as it last said.
+def _compute_growth(card: ThreadCard | None, published: Mapping[str, Any]) -> float:
+    """Return a thread's growth now, from the sizes on its card, or as it was last published.
 
     The clock is rounded to the minute, so that rows which are read again in it are equal.
     """
     if card is None or not card.trend:
-        return float(said.get(GROWTH.name) or 0.0)
+        return float(published.get(GROWTH.name) or 0.0)
     now_ms = int(time.time()) // 60 * 60_000
     return compute_growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
 
 
-def _describe_status(info: WorkflowExecutionInfo, said: str, *, is_open: bool) -> str:
+def _describe_status(info: WorkflowExecutionInfo, published: str, *, is_open: bool) -> str:
     if is_open:
-        return said or "running"
+        return published or "running"
     name = WorkflowExecutionStatus.Name(info.status).removeprefix(_STATUS_PREFIX).lower()
     if name == "completed":
-        return said if said in _ENDS else "stopped"
+        return published if published in _ENDS else "stopped"
     return name
 
 
@@ -272,7 +272,7 @@ class Wanted:
     agent: str = ""
 
     def fits(self, row: ThreadRow) -> bool:
-        """Tell whether a thread is one of them."""
+        """Whether a thread is one of them."""
         return (
             (not self.text or self.text.casefold() in row.thread_id.casefold())
             and (not self.status or row.status == self.status)

@@ -1,8 +1,8 @@
-"""Waits for a thread and for its answers. A wait asks no worker.
+"""Waits for a thread and for its answers. A wait needs no worker.
 
 `ask` waits by the update that carries the message: the thread completes it with the turn. A caller that
 shows progress, and any other wait, follows the thread's history.
-Workers and the server may come and go meanwhile, runs may end, people may take days to approve.
+During a wait, workers and the server may restart, runs may end, and an approval may take days.
 """
 
 import asyncio
@@ -176,7 +176,7 @@ async def wait_for_progress(
     seconds_max: float | None,
     on_progress: Callable[[ThreadProgress], None] | None = None,
 ) -> ThreadProgress:
-    """Wait until a thread is as far as wanted, by its history alone."""
+    """Wait until a thread's progress satisfies `done`, by its history alone."""
     async for seen in _Wait(client, thread_id, seconds_max).progress(on_progress or _ignore):
         if done(seen):
             return seen
@@ -190,9 +190,9 @@ async def wait_for_status(
     *,
     seconds_max: float | None,
 ) -> ThreadStatus:
-    """Wait until a thread's status is as wanted. It is queried when the history has new events.
+    """Wait until a thread's status satisfies `done`. It is queried when the history has new events.
 
-    Where `Progress` tells enough, `wait_for_progress` makes no query.
+    Where a `ThreadProgress` suffices, `wait_for_progress` makes no query.
     """
     async for status, _ in _Wait(client, thread_id, seconds_max).observations():
         if done(status):
@@ -261,7 +261,7 @@ class _Wait:
                 self._check_alive(last.ended)
             if seen is not None:
                 await self._in_time(asyncio.sleep(self._rest_seconds()))
-        # Of a team's own workflow, the events mean something else.
+        # The events of a team's own workflow have another meaning, so its status is queried.
         async for status, description in self.observations():
             seen = make_progress(
                 status,
@@ -272,7 +272,7 @@ class _Wait:
             yield seen
 
     async def pause(self, seen: ThreadProgress) -> Pause | None:
-        """Return why a thread is paused; None if it is not, or has gone on meanwhile.
+        """Return why a thread is paused; None if it is not, or no longer.
 
         A pause by a person is in the history. The details of one by the policy are asked for: by the
         only query of a wait, once it is over.
@@ -334,7 +334,7 @@ class _Wait:
         return seen
 
     async def _held(self, seen: Observation) -> Observation | None:
-        """Return what was seen with what heartbeats say now, if that has changed: no event tells it."""
+        """Return the status with the reason in the heartbeats, if that has changed: no event has it."""
         status, description = seen
         is_busy = bool(description.raw_description.pending_activities)
         if status.status not in ("working", "held") or not is_busy:
@@ -511,7 +511,7 @@ async def _queue_again(delivery: _Delivery, wait: _Wait) -> int:
     The thread knows the message by its id. The update has another id, because after a reset the server
     may hold the first update for the new run, and it would wait for the answer again.
     """
-    # Without an agent: a thread that was deleted meanwhile must not be started again.
+    # Without an agent: a thread that has been deleted must not be started again.
     delivery = dataclasses.replace(delivery, agent=None)
     try:
         return await delivery.queue(str(uuid.uuid4()))

@@ -443,7 +443,7 @@ async def test_a_list_is_refreshed_only_while_it_is_viewed(
     monkeypatch.setattr(module, "_PAUSE_FACTOR", 0.0)
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.1)
     listed = make_directory(server)
-    async with listed.kept_fresh():
+    async with listed.keep_fresh():
         deadline = time.monotonic() + 10
         seen = -1
         while seen != server.calls.total() and time.monotonic() < deadline:

@@ -111,7 +111,7 @@ async def test_the_version_changes_when_a_failure_begins_and_ends(
     await listed.read()
     versions = [listed.version]
     seen.fails = True
-    async with listed.kept_fresh():
+    async with listed.keep_fresh():
         while not listed.problem:
             await asyncio.sleep(0.01)
     versions.append(listed.version)
@@ -144,11 +144,11 @@ async def test_a_failed_refresh_is_reported_and_earlier_rows_stay(
 ) -> None:
     seen.pages = [[row("a")]]
     listed = directory()
-    async with listed.kept_fresh():
+    async with listed.keep_fresh():
         page = await listed.page()
         assert (page.total, page.problem) == (1, "")
     seen.fails = True
-    async with listed.kept_fresh():
+    async with listed.keep_fresh():
         for _ in range(100):
             if listed.problem:
                 break
@@ -160,7 +160,7 @@ async def test_a_failed_refresh_is_reported_and_earlier_rows_stay(
 
 async def test_the_page_reports_a_missing_server() -> None:
     listed = Directory(raise_unreachable)
-    async with listed.kept_fresh():
+    async with listed.keep_fresh():
         page = await listed.page()
     assert (page.total, page.is_complete) == (0, False)
     assert "no server in this test" in page.problem

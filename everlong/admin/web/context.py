@@ -105,7 +105,7 @@ class AppContext:
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Keep the list of threads up to date until the server stops, then cancel running jobs."""
-        async with self.directory.kept_fresh(), self.jobs.lifespan():
+        async with self.directory.keep_fresh(), self.jobs.lifespan():
             yield
 
 
