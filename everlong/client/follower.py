@@ -66,7 +66,7 @@ class LongPolls:
         return self.count >= LONG_POLLS_MAX
 
     @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
+    def count_one(self) -> Iterator[None]:
         """Count one long poll while it is under way."""
         self.count += 1
         try:
@@ -172,7 +172,7 @@ class Follower:
     async def _read(self) -> Sequence[HistoryEvent]:
         if self._token and self._polls.are_too_many and not await self._has_news():
             return ()
-        with self._polls.counted():
+        with self._polls.count_one():
             page = await self._client.workflow_service.get_workflow_execution_history(
                 GetWorkflowExecutionHistoryRequest(
                     namespace=self._client.namespace,

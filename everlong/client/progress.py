@@ -218,7 +218,7 @@ class Tracker:
             head=self._head,
             answers=self._answers,
             pause=self._pause,
-            held_by=self._held_by(),
+            held_by=self._find_held_reason(),
             ended=self._ended,
             is_busy=is_busy,
             needs_query=not self._ended and (looks_paused or self._pause_is_brief),
@@ -265,7 +265,7 @@ class Tracker:
         has_work = self._in_turn or self._inbox > 0
         return has_work and not (self._held or self._waits or self._children)
 
-    def _held_by(self) -> str:
+    def _find_held_reason(self) -> str:
         """Return why the activity that was held first could not begin."""
         reasons = (
             each.reason for each in self._held if self._pause is None or each.type not in _STEPS
@@ -275,7 +275,7 @@ class Tracker:
     def _word(self, is_busy: bool, looks_paused: bool) -> str:
         if self._stopping:
             return "stopping"
-        if self._held_by():
+        if self._find_held_reason():
             return "held"
         if self._pause is not None or looks_paused:
             return "paused"

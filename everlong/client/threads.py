@@ -386,7 +386,7 @@ class Directory:
             if is_first:
                 self._show(found, is_complete=False)
         self._cards = cards
-        missed = {} if is_first else self._missed(found)
+        missed = {} if is_first else self._find_missed(found)
         self._show({**found, **missed}, is_complete=not token)
         self._end_reading()
         return True
@@ -397,7 +397,7 @@ class Directory:
             found = await _await_answer(count_rows(client))
         return found > self._rows_max
 
-    def _missed(self, found: Mapping[str, ThreadRow]) -> dict[str, ThreadRow]:
+    def _find_missed(self, found: Mapping[str, ThreadRow]) -> dict[str, ThreadRow]:
         """Return open threads that were there before, and are missed for the first time.
 
         A thread that rolls while the pages are read is on none of them: its new run is before the first,
@@ -604,7 +604,7 @@ class Directory:
             try:
                 await self.read()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next reading may succeed.
-                self._failed(error)
+                self._record_failure(error)
             took = time.monotonic() - began
             # One reading that was held up, by whatever it was, delays no other. The first one of a small
             # fleet may have waited for the connection; of a large one it is as long as any.
@@ -615,7 +615,7 @@ class Directory:
                 self._wanted.clear()
                 await self._wanted.wait()
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         problem = _describe_problem(error)
         if problem != self._problem:
             _LOG.warning("%s", problem)

@@ -160,7 +160,7 @@ class Timeline:
     async def load_scene(self, seq: int) -> Scene:
         """Read what a model call would have read after an entry, and no more."""
         head = self.check_head(seq)
-        snapshot, data = await self._snapshot(head, seq)
+        snapshot, data = await self._load_snapshot(head, seq)
         base = None if snapshot is None else compaction.load(data)
         first_seq = 1 if base is None else base.upto_seq + 1
         # At least the entry itself, for the time. Notes are journalled after what they came before.
@@ -175,7 +175,7 @@ class Timeline:
         facts = compaction.list_facts(base, items, policy, time_ms)
         return Scene(time_ms, snapshot, data, tuple(context), facts, base, tuple(items))
 
-    async def _snapshot(self, head: SegmentRef, seq: int) -> tuple[SnapshotRef | None, bytes]:
+    async def _load_snapshot(self, head: SegmentRef, seq: int) -> tuple[SnapshotRef | None, bytes]:
         """Return the snapshot in force after an entry, if there was one, and its bytes."""
         entry = await self.journal.last(head, Kind.COMPACTION, before_seq=seq)
         if entry is None:

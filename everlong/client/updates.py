@@ -243,7 +243,7 @@ class _Update(Generic[T]):
         request = build_poll_request(self.client, self.thread_id, self.id)
         request.wait_policy.CopyFrom(WaitPolicy(lifecycle_stage=_STAGES[self.stage]))
         try:
-            with polls.counted():
+            with polls.count_one():
                 found = await self.client.workflow_service.poll_workflow_execution_update(
                     request, timeout=timedelta(seconds=_POLL_SECONDS_MAX)
                 )
@@ -385,7 +385,7 @@ async def _poll_outcome(
         begun = time.monotonic()
         try:
             # A look at the update takes no place: it is answered at once.
-            with polls.counted() if is_long else contextlib.nullcontext():
+            with polls.count_one() if is_long else contextlib.nullcontext():
                 found = await client.workflow_service.poll_workflow_execution_update(
                     request, timeout=_OUTCOME_POLL_SECONDS_MAX
                 )

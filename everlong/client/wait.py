@@ -260,7 +260,7 @@ class _Wait:
                 yield last
                 self._check_alive(last.ended)
             if seen is not None:
-                await self._in_time(asyncio.sleep(self._rest_seconds()))
+                await self._in_time(asyncio.sleep(self._compute_rest_seconds()))
         # The events of a team's own workflow have another meaning, so its status is queried.
         async for status, description in self.observations():
             seen = make_progress(
@@ -301,14 +301,14 @@ class _Wait:
                 if seen is not None:
                     yield seen
                     self._check_alive(describe_end(seen[1]))
-                await self._in_time(asyncio.sleep(self._pause_seconds()))
+                await self._in_time(asyncio.sleep(self._compute_pause_seconds()))
                 while seen is not None and not (news.done() and news.result()):
                     if follower.has_ended:
                         break
                     if news.done():
                         news = asyncio.ensure_future(follower.next())
                     await self._in_time(asyncio.wait([news], timeout=_LOOK_SECONDS))
-                    if (held := await self._in_time(self._held(seen))) is not None:
+                    if (held := await self._in_time(self._refresh_held_reason(seen))) is not None:
                         seen = held
                         yield seen
                 if news.done():
@@ -333,7 +333,7 @@ class _Wait:
         self._learn("", make_progress(seen[0]))
         return seen
 
-    async def _held(self, seen: Observation) -> Observation | None:
+    async def _refresh_held_reason(self, seen: Observation) -> Observation | None:
         """Return the status with the reason in the heartbeats, if that has changed: no event has it."""
         status, description = seen
         is_busy = bool(description.raw_description.pending_activities)
@@ -350,25 +350,25 @@ class _Wait:
     async def _in_time(self, awaitable: Awaitable[T]) -> T:
         """Await something until the time of the wait is over."""
         try:
-            async with asyncio.timeout(self._left_seconds()) as timeout:
+            async with asyncio.timeout(self._compute_left_seconds()) as timeout:
                 return await awaitable
         except TimeoutError:
             # A codec or a store may have a time-out of its own.
             if not timeout.expired():
                 raise
-            raise self._not_done() from None
+            raise self._make_timeout_error() from None
 
-    def _left_seconds(self) -> float | None:
+    def _compute_left_seconds(self) -> float | None:
         if self._seconds_max is None:
             return None
         # A moment at least, so that what is there already is found.
         return max(_PAUSE_SECONDS_MIN, self._begun + self._seconds_max - time.monotonic())
 
-    def _pause_seconds(self) -> float:
+    def _compute_pause_seconds(self) -> float:
         """Return how long to wait before the next query: a twentieth of the time so far, in bounds."""
         return compute_pause_seconds(time.monotonic() - self._begun)
 
-    def _rest_seconds(self) -> float:
+    def _compute_rest_seconds(self) -> float:
         """Return how long to wait before the next long poll, so that a busy thread costs few of them.
 
         A step writes about six batches of events, each of which would end a long poll. A rest makes
@@ -383,7 +383,7 @@ class _Wait:
         elif seen is not None and seen.held_by:  # Between two tries it says nothing.
             self._last_known = f". It was held last by: {seen.held_by}"
 
-    def _not_done(self) -> NotAnswered:
+    def _make_timeout_error(self) -> NotAnswered:
         last_known, watch = self._last_known, self._watch
         if watch is not None and watch.latest is not None:
             last_known = f". It waits: {watch.latest.text}"

@@ -87,7 +87,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
     packs = open_configured_packs(settings)
     thread = ThreadHandle(client, thread_id, packs=packs, task_queue=settings.task_queue)
     number = await thread.send(QUESTION, agent=agent.name)
-    with _progress() as progress:
+    with _make_progress_bar() as progress:
         task = progress.add_task("running", total=STEPS)
 
         async def until(done: Callable[[ThreadProgress], bool]) -> ThreadProgress:
@@ -211,7 +211,7 @@ async def _run_runaway(thread: ThreadHandle) -> ThreadStatus:
     return status
 
 
-def _progress() -> Progress:
+def _make_progress_bar() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -55,7 +55,7 @@ from everlong.models import HELD
             "no_plugin",
             "worker it runs without EverlongPlugin",
         ),
-        (("ValueError",), "a bug", "failing", "tasks fail on worker it: a bug. Its log"),
+        (("ValueError",), "a bug", "failing", "tasks fail on worker it: a bug. See its log"),
     ],
 )
 def test_a_fault_is_explained_with_the_worker_and_the_remedy(

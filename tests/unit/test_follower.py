@@ -235,13 +235,13 @@ async def test_waits_get_free_long_polls_in_order_of_arrival(
         return is_free
 
     async with asyncio.timeout(10):
-        with polls.counted():
+        with polls.count_one():
             assert not await wait(0, 0.01)
             waits = [asyncio.create_task(wait(number)) for number in (1, 2, 3)]
             await asyncio.sleep(0)
             waits[0].cancel()
         assert await waits[1]
-        with polls.counted():
+        with polls.count_one():
             pass
         assert await waits[2]
     assert order == [0, 2, 3]

@@ -125,7 +125,7 @@ async def test_checks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.M
     monkeypatch.setattr(updates, "_LOOK_SECONDS_MIN", 0.5)
     server = Server()
     polls = follower.get_long_polls(cast("Client", server))
-    with polls.counted():
+    with polls.count_one():
         server.answers.extend([make_empty_response()] * 100)
         waits = [asyncio.create_task(poll(server)) for _ in range(5)]
         await asyncio.sleep(1.0)
