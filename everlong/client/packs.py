@@ -1,4 +1,7 @@
-"""The store that a client's threads are kept in, as its plugin has it."""
+"""The store of a client's threads, as its plugin knows it.
+
+Alone because the plugin implements `PackSource`: a worker then loads nothing else of the client.
+"""
 
 import abc
 
