@@ -111,7 +111,7 @@ class _Writer:
         self.steps = 0
         self._todos = list(self.words["todos"])
         self._closing: list[str] = []
-        self._said: set[str] = set()
+        self._used: set[str] = set()
         self._numbers: dict[str, None] = {}
 
     def turn(self) -> None:
@@ -286,9 +286,9 @@ class _Writer:
         """Fill a template so that the sentence is unique."""
         for _ in range(50):
             text = self._fill(self.random.choice(forms))
-            if text not in self._said:
+            if text not in self._used:
                 break
-        self._said.add(text)
+        self._used.add(text)
         return text
 
     def _pick(self, forms: list[str]) -> str:

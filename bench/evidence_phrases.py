@@ -172,7 +172,7 @@ _ASKS_BY_AGENT: Final = lines("""
 
 @dataclasses.dataclass(frozen=True)
 class Forms:
-    """The ways in which decisions and asks are said."""
+    """Templates of decisions and of requests."""
 
     decisions_by_user: list[str]
     decisions_by_agent: list[str]
@@ -182,13 +182,13 @@ class Forms:
 
 FORMS: Final = Forms(_DECISIONS_BY_USER, _DECISIONS_BY_AGENT, _ASKS_BY_USER, _ASKS_BY_AGENT)
 
-# Headings, and what stands in the list under them without any word of its own that says so.
+# Headings whose list items carry no word of their own that marks them.
 OPEN_HEADINGS: Final = split("Open points:; Still to do:; Next steps:; TODO:; Waiting for others:")
 DECISION_HEADINGS: Final = split(
     "Decisions:; What was decided:; Agreed with {who}:; Decided so far:"
 )
 
-# An ask, and how it is said to be done. The ask is open in between, and closed at the end.
+# A request, and the text that reports it done. The request is open in between, and closed at the end.
 CLOSED: Final = [
     ("Later, please {do}.", "Done: I was asked to {do}, and that is finished."),
     ("Don't forget to {do}.", "The reminder to {do} is handled."),

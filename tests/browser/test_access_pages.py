@@ -87,7 +87,7 @@ async def test_buttons_that_a_role_may_not_use_are_not_shown(
             card = page.get_by_role("article").filter(has_text="roles-1")
             await expect(card).to_be_visible()
             await expect(card.get_by_role("button")).to_have_count(2 if decides else 0)
-            # Who has a token has a name: nobody is asked for one.
+            # A token names its user, so the form has no field for a name.
             await expect(card.get_by_label("Your name")).to_have_count(0)
             if role == Role.ADMIN:
                 await card.get_by_role("button", name="Deny").click()
@@ -97,11 +97,11 @@ async def test_buttons_that_a_role_may_not_use_are_not_shown(
 
 async def test_an_unknown_thread_gets_a_page_that_says_so(page: Page) -> None:
     page.expected_troubles = ("status of 404",)  # type: ignore[attr-defined]
-    response = await page.goto("/threads/nobody")
+    response = await page.goto("/threads/missing")
     assert response is not None
     assert response.status == 404
     await expect(page.get_by_role("heading", name="Not found")).to_be_visible()
-    await expect(page.get_by_text("'nobody'")).to_be_visible()
+    await expect(page.get_by_text("'missing'")).to_be_visible()
     await check_page(page)
     await shoot(page, "error-404")
     await page.get_by_role("link", name="All threads").click()

@@ -87,7 +87,7 @@ async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry
     await expect(row).to_contain_text("bob")
     await check_page(page)
     await shoot(page, "archives")
-    await page.get_by_label("Thread id").fill("nobody")
+    await page.get_by_label("Thread id").fill("missing")
     await page.get_by_role("button", name="Find").click()
     await expect(page.get_by_text("No archive of this thread")).to_be_visible()
     await page.goto("/archives?thread=archive-2")
@@ -154,7 +154,7 @@ async def test_a_query_shows_rows_omissions_and_csv(stage: Stage, page: Page) ->
     async with page.expect_download() as download:
         await page.get_by_role("button", name="Download CSV").click()
     text = (await (await download.value).path()).read_bytes().decode()
-    # A spreadsheet does not compute what somebody has said.
+    # A spreadsheet must not run text of a message as a formula.
     assert text == 'seq,text,none,quoted\r\n1,\'=1+1,,"a ""b"", c"\r\n'
     named = LIBRARY[0]
     await page.get_by_role("button", name=named.name.replace("-", " ").capitalize()).click()

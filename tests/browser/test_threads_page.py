@@ -150,7 +150,7 @@ async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page:
     await expect(page.get_by_text("Live", exact=True)).to_be_visible()
     await stage.send("live-2", "hello")
     await expect(page.locator("tr", has_text="live-2")).to_be_visible()
-    # It is the same page, and whoever typed in it still does.
+    # The page was not reloaded, and the search field keeps the focus.
     assert await page.evaluate("window.kept")
     await expect(search).to_be_focused()
 

@@ -45,7 +45,7 @@ async def list_keys(store: BlobStore, prefix: str = "") -> set[str]:
 
 @pytest.mark.guarantee(106)
 async def test_ranges_of_a_bucket_equal_its_listing_in_order(s3: S3Server, prefix: str) -> None:
-    """More than one page of a real server's, with keys of others between and beside ours."""
+    """The listing takes several pages, and keys of other prefixes sort between and around ours."""
     store = open_store(s3.url(prefix))
     ranges = get_range_lister(store)
     assert ranges is not None
@@ -183,7 +183,7 @@ async def test_keys_come_from_a_profile(
     store = open_store(f"{s3.url(prefix)}&profile=agents")
     await store.put("k", b"x")
     refusal(StoreUnavailable, s3.url(prefix))
-    refusal(ConfigError, f"{s3.url(prefix)}&profile=nobody")
+    refusal(ConfigError, f"{s3.url(prefix)}&profile=missing")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert "no AWS credentials" in refusal(ConfigError, s3.url(prefix))

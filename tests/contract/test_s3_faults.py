@@ -63,9 +63,9 @@ async def outage(store: BlobStore) -> str:
     outcomes = await asyncio.gather(*every_call(store), return_exceptions=True)
     assert time.monotonic() - begin < DEAD_SECONDS_MAX
     assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}, outcomes
-    told = {str(outcome).partition(f"{store!r}: ")[2] for outcome in outcomes}
-    assert len(told) == 1, outcomes
-    return told.pop()
+    causes = {str(outcome).partition(f"{store!r}: ")[2] for outcome in outcomes}
+    assert len(causes) == 1, outcomes
+    return causes.pop()
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def serve_answer(status: int, code: str) -> Iterator[str]:
 
 @pytest.mark.guarantee(19)
 @pytest.mark.parametrize(
-    ("status", "code", "kind", "told"),
+    ("status", "code", "kind", "expected"),
     [
         (403, "AccessDenied", StoreUnavailable, r"refuses access \(AccessDenied\). Allow these"),
         (403, "RequestTimeTooSkewed", StoreUnavailable, "clock"),
@@ -115,10 +115,10 @@ def serve_answer(status: int, code: str) -> Iterator[str]:
     ],
 )
 def test_refusals_of_the_server_become_everlong_errors(
-    s3: S3Server, status: int, code: str, kind: type[EverlongError], told: str
+    s3: S3Server, status: int, code: str, kind: type[EverlongError], expected: str
 ) -> None:
     begin = time.monotonic()
-    with serve_answer(status, code) as endpoint, pytest.raises(kind, match=told) as raised:
+    with serve_answer(status, code) as endpoint, pytest.raises(kind, match=expected) as raised:
         open_store(s3.url("p").replace(s3.endpoint, endpoint))
     assert time.monotonic() - begin < DEAD_SECONDS_MAX
     assert "quoted" not in str(raised.value)

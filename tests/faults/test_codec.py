@@ -80,7 +80,7 @@ async def test_lost_packs_hold_a_workflow_and_restoring_them_lets_it_go_on(
         elif damage == "corrupt":
             path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         else:
-            path.write_bytes(b"somebody else's bytes")
+            path.write_bytes(b"bytes of another file")
     cold = await Client.connect(
         server.address, plugins=[EverlongPlugin(store=FileBlobStore(tmp_path))]
     )

@@ -147,10 +147,10 @@ async def test_a_message_after_a_kill_between_steps_starts_a_turn_at_once(
     async with open_harness(server.address, tmp_path) as harness:
         seconds = await kill_between_steps(harness, thread_id, turns=TURNS)
         await harness.start_worker()
-        said = await read_messages(harness, thread_id)
+        messages = await read_messages(harness, thread_id)
     print(f"from the kill to the model call: {sorted(seconds)}")  # noqa: T201 - pytest shows it
     assert statistics.median(seconds) <= BETWEEN_SECONDS_MAX
-    replies = [text for kind, text in said if kind == Kind.REPLY]
+    replies = [text for kind, text in messages if kind == Kind.REPLY]
     asked = ["say 1", *(f"say {n}" for turn in range(TURNS) for n in (2, 100 + turn))]
     assert replies == [f"done: {text}" for text in asked]
 
@@ -162,11 +162,11 @@ async def test_a_kill_in_a_model_call_costs_seconds_and_leaves_one_reply(
     async with open_harness(server.address, tmp_path) as harness:
         seconds = await kill_within_call(harness, thread_id, turns=2)
         worker = await harness.start_worker()
-        said = await read_messages(harness, thread_id)
+        messages = await read_messages(harness, thread_id)
         assert worker.returncode is None
     print(f"from the kill to the next try: {seconds}")  # noqa: T201 - pytest shows it
     assert max(seconds) <= WITHIN_SECONDS_MAX
-    assert said == [
+    assert messages == [
         each
         for turn in range(2)
         for each in (

@@ -31,7 +31,7 @@ LOG: Final = b"".join(
     b"2026-11-16T07:%02d:%02d INFO request %d served\n" % (i // 60 % 60, i % 60, i * i)
     for i in range(1200)
 )
-# The second begins and ends as the first does, so most of it lies in the first one's pack.
+# The second begins and ends as the first does, so most of it is stored in the first one's pack.
 FIRST: Final = Payload(metadata={"encoding": b"json/plain", "extra": b"\x00\xff"}, data=LOG)
 SECOND: Final = Payload(
     metadata={"encoding": b"json/plain"},

@@ -58,13 +58,13 @@ def pay(amount: int) -> str:
 
 @tool(needs_approval=True, deadline_seconds=1, on_deadline="escalate", escalate_to=["boss"])
 def fire(name: str) -> str:
-    """Fire somebody."""
+    """Fire an employee."""
     return f"fired {name}"
 
 
 @tool(needs_approval=True, deadline_seconds=1)
 def hire(name: str) -> str:
-    """Hire somebody."""
+    """Hire an employee."""
     return f"hired {name}"
 
 
@@ -182,7 +182,7 @@ AGENTS: Final = (
 
 @dataclasses.dataclass
 class Scene:
-    """A thread, and what is said to it."""
+    """A thread, and the messages sent to it."""
 
     threads: Threads
     thread_id: str
@@ -237,7 +237,7 @@ async def approvals(scene: Scene) -> None:
 
 
 async def failures(scene: Scene) -> None:
-    """A tool that fails for good; the thread goes on."""
+    """A tool that fails permanently; the thread goes on."""
     for number in (1, 2):
         await scene.say("fail", "failer")
         await scene.wait_until(lambda status, number=number: status.counters.answered == number)  # type: ignore[misc]
@@ -298,7 +298,7 @@ async def holds(scene: Scene) -> None:
 
 
 async def refusals(scene: Scene) -> None:
-    """A context refused until it has a summary, a message that is in no store, a refusal for good."""
+    """A context refused until it has a summary, a message that is in no store, a final refusal."""
     await scene.say(_LONG, "talker")
     await scene.wait_until(lambda status: status.counters.answered == 1)
     await scene.say("more", "talker")
@@ -312,7 +312,7 @@ async def refusals(scene: Scene) -> None:
 
 
 async def deadlines(scene: Scene) -> None:
-    """Nobody decides: denied, escalated while a tool runs, then denied. Cancelled in a step."""
+    """No approver decides: denied, escalated while a tool runs, then denied. Cancelled in a step."""
     await scene.say("staff", "manager")
     steps = (await scene.wait_until(lambda status: status.counters.answered == 1)).counters.steps
     await scene.say("again", "manager")

@@ -32,7 +32,7 @@ JSON = dict[str, Any]
 async def open_role_client(
     threads: Threads, role: Role = Role.ADMIN
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Give somebody of a role who talks to the server of these threads."""
+    """Yield an HTTP client of the admin API that sends the token of a role."""
     context = make_context(threads.client, PackStore(threads.store), threads.task_queue)
     async with context.lifespan(), open_http_client(context, ROLES) as client:
         client.headers.update(bearer(role))
@@ -100,7 +100,7 @@ async def test_api_actions_are_journalled_with_actor_and_reason(
             forked = (await get_json(client, f"/threads/{quote(fork_id, safe='')}/entries"))[
                 "entries"
             ]
-    said = {
+    authors = {
         each["summary"]: each["by"] for each in entries if each["kind"] in ("control", "decided")
     }
     for action, reason in (
@@ -110,10 +110,10 @@ async def test_api_actions_are_journalled_with_actor_and_reason(
         ("unpause", "back"),
         ("stop", "done"),
     ):
-        found = [text for text in said if action in text and f"by Admin: {reason}" in text]
-        assert found, (action, said)
-    # Who has a name cannot act as another.
-    assert set(said.values()) == {"Admin"}
+        found = [text for text in authors if action in text and f"by Admin: {reason}" in text]
+        assert found, (action, authors)
+    # The token names the author. The name that a request gives is ignored.
+    assert set(authors.values()) == {"Admin"}
     assert forked[-1]["kind"] == "fork"
     assert forked[-1]["by"] == "Admin"
 
@@ -280,7 +280,7 @@ async def test_the_list_has_one_row_for_each_thread_and_queries_none(
             assert (await threads.wait_for_answers(thread_id, 1)).counters.runs > 1
             await ThreadHandle(threads.client, thread_id).stop(reason="done")
             await threads.client.get_workflow_handle(thread_id).result()
-        # From here on there is nobody who could be asked.
+        # No worker runs from here on: a query of a thread would fail.
         async with open_role_client(threads, Role.VIEWER) as client:
             page = await poll_until(
                 lambda: get_json(client, f"/threads?text={thread_id.upper()}"),
@@ -302,6 +302,6 @@ async def test_an_unknown_thread_is_a_404(
     server: TemporalServer, store: BlobStore, path: str
 ) -> None:
     async with open_threads(server.address, store) as threads, open_role_client(threads) as client:
-        answer = await client.get(f"/api/v1/threads/nobody{path}")
+        answer = await client.get(f"/api/v1/threads/missing{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "ThreadNotFound"

@@ -227,10 +227,10 @@ async def test_a_deadline_escalates_to_other_deciders(drive: Drive) -> None:
             await thread.decide(approval.id, by="alice")
         await thread.decide(approval.id, by="chief")
         assert await thread.answer() == "spent 3"
-        told = [
+        decisions = [
             (each["by"], each.get("escalated", False)) for each in await thread.data(Kind.DECIDED)
         ]
-        assert told == [("deadline", True), ("chief", False)]
+        assert decisions == [("deadline", True), ("chief", False)]
         assert len(await thread.data(Kind.ASKED)) == 1
 
 

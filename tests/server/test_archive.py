@@ -135,7 +135,7 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
     last_seq = len(await read_journal(client, packs, thread_id))
     view = await read_state(client, packs, thread_id, last_seq)
     diff = await diff_states(client, packs, thread_id, 2, last_seq)
-    said = [message.text for message in await threads.conversation(thread_id)]
+    before_free = [message.text for message in await threads.conversation(thread_id)]
     done = await archive(client, packs, thread_id, then="free", by="ann", reason="over")
     assert done.runs_deleted >= 1
     forget(monkeypatch, thread_id)
@@ -147,7 +147,7 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
     after = await diff_states(client, packs, thread_id, 2, last_seq)
     assert (after.context_added, after.facts_added) == (diff.context_added, diff.facts_added)
     assert [each.seq for each in after.entries] == [each.seq for each in diff.entries]
-    assert [message.text for message in await threads.conversation(thread_id)] == said
+    assert [message.text for message in await threads.conversation(thread_id)] == before_free
     assert (await load_series(client, packs, thread_id)).entries == done.manifest.entries
     gone = await archive(client, packs, thread_id, then="free")
     assert (gone.manifest, gone.is_new) == (done.manifest, False)
@@ -161,7 +161,7 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
     assert start.state.snapshot is not None
     await say(threads, new_id, "where were we?")
     conversation = await threads.conversation(new_id)
-    assert [message.text for message in conversation[:-2]] == said
+    assert [message.text for message in conversation[:-2]] == before_free
     assert conversation[-1].text == "you said where were we?"
     entries = await read_journal(client, packs, new_id)
     [fork] = [each for each in entries if each.kind == Kind.FORK]
@@ -306,13 +306,13 @@ async def test_archiving_emits_a_span(threads: Threads, thread_id: str) -> None:
     spans = Telemetry(tracer_provider=provider).spans
     done = await archive(client, packs, thread_id, then="close", spans=spans)
     [span] = [each for each in exporter.get_finished_spans() if each.name == "everlong.archive"]
-    told = dict(span.attributes or {})
-    assert told["everlong.archive.then"] == "close"
-    assert told["everlong.archive.entries"] == done.manifest.entries
-    assert told["everlong.archive.bytes"] == done.manifest.size_bytes
-    assert told["gen_ai.agent.name"] == "ops"
+    attributes = dict(span.attributes or {})
+    assert attributes["everlong.archive.then"] == "close"
+    assert attributes["everlong.archive.entries"] == done.manifest.entries
+    assert attributes["everlong.archive.bytes"] == done.manifest.size_bytes
+    assert attributes["gen_ai.agent.name"] == "ops"
     with pytest.raises(ThreadNotFound):
-        await archive(client, packs, f"{thread_id}-nobody", spans=spans)
+        await archive(client, packs, f"{thread_id}-missing", spans=spans)
     failed = exporter.get_finished_spans()[-1]
     assert (failed.name, failed.status.is_ok) == ("everlong.archive", False)
 

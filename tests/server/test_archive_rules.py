@@ -64,16 +64,16 @@ async def wait_until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out: int) -> None:
-    """Check that a thread is archived and not freed, and that this is said before."""
+    """Check that a thread is archived and not freed, as the plan and the preview announce."""
     packs, client = PackStore(threads.store), threads.client
     plan = await plan_archive(client, packs, thread_id, "free")
     assert (plan.left_out, plan.runs_deleted) == (left_out, 0)
     assert words in plan.refused
     assert "its histories cannot be deleted" in "\n".join(describe_plan(plan))
-    told = await preview_action(client, packs, thread_id, "archive", {"then": "free"})
-    assert (told.is_reversible, told.confirm) == (True, "")
-    assert "Its histories cannot be deleted." in told.sentence
-    assert any(words in each for each in told.warnings)
+    outcome = await preview_action(client, packs, thread_id, "archive", {"then": "free"})
+    assert (outcome.is_reversible, outcome.confirm) == (True, "")
+    assert "Its histories cannot be deleted." in outcome.sentence
+    assert any(words in each for each in outcome.warnings)
     with pytest.raises(ControlRefused, match=words):
         await archive(client, packs, thread_id, then="free", by="bob")
     kept = await archive(client, packs, thread_id, then="close")
@@ -138,7 +138,7 @@ async def test_a_reset_thread_continues_and_its_second_end_is_due_too(
     await start_brief_thread(threads, thread_id)
     await wait_until(lambda: archive_due_threads(threads, packs, thread_id))
     await reset_to_first_answer(threads, thread_id)
-    # Its first end is listed still, and nobody has asked to end it again.
+    # Visibility still lists its first end, but no new request to end it exists.
     assert not await archive_due_threads(threads, packs, thread_id)
     assert await is_running(threads, thread_id)
     await ThreadHandle(client, thread_id).configure({"steps_max": 2})
@@ -249,7 +249,7 @@ async def test_an_unreadable_manifest_is_named_and_blocks_nothing(
     past = await Timeline.open(client, packs, thread_id)
     assert (past.archive, len(past.passed_over)) == (done.manifest, 1)
     await threads.store.delete([done.manifest.file_key.replace(".parquet", ".json")])
-    with pytest.raises(BlobCorrupt, match=name):  # Now there is none that can be read.
+    with pytest.raises(BlobCorrupt, match=name):  # No readable archive is left.
         await Timeline.open(client, packs, thread_id)
 
 
@@ -330,21 +330,21 @@ async def test_previews_match_the_outcome(threads: Threads, thread_id: str) -> N
     await threads.send(thread_id, "restart api")
     await wait_for(threads, thread_id, lambda status: status.pending > 0)
     [approval] = await list_pending(client, thread_id)
-    told = await preview("decide", approval_id=approval.id, approve=True)
-    assert (told.is_reversible, approval.id in told.sentence) == (False, True)
-    told = await preview("archive", then="close")
-    assert (told.is_reversible, told.confirm) == (False, thread_id)
+    outcome = await preview("decide", approval_id=approval.id, approve=True)
+    assert (outcome.is_reversible, approval.id in outcome.sentence) == (False, True)
+    outcome = await preview("archive", then="close")
+    assert (outcome.is_reversible, outcome.confirm) == (False, thread_id)
     manifest = (await archive(client, packs, thread_id, then="close")).manifest
     with pytest.raises(DecisionRefused, match="has ended"):
         await preview("decide", approval_id=approval.id, approve=True)
     for then in ("keep", "close"):
-        told = await preview("archive", then=then)
-        assert (told.is_reversible, told.confirm, told.warnings) == (True, "", ())
-        assert told.after_bytes == told.before_bytes
-        assert "nothing is written" in told.sentence
-    told = await preview("archive", then="free")
-    assert (told.is_reversible, told.confirm) == (False, thread_id)
-    assert told.after_bytes == manifest.size_bytes
+        outcome = await preview("archive", then=then)
+        assert (outcome.is_reversible, outcome.confirm, outcome.warnings) == (True, "", ())
+        assert outcome.after_bytes == outcome.before_bytes
+        assert "nothing is written" in outcome.sentence
+    outcome = await preview("archive", then="free")
+    assert (outcome.is_reversible, outcome.confirm) == (False, thread_id)
+    assert outcome.after_bytes == manifest.size_bytes
     whole, half = await preview("revive"), await preview("revive", seq=manifest.entries // 2)
     assert whole.after_bytes == 2 * manifest.size_bytes
     assert (
@@ -358,10 +358,10 @@ async def test_a_preview_does_not_promise_that_a_compaction_can_be_undone(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, *(f"{each} " + "word " * 2000 for each in "abcd"), agent="short")
-    told = await preview_action(client, packs, thread_id, "compact")
-    assert told.before_bytes is not None
-    assert told.after_bytes is not None
-    assert told.after_bytes < told.before_bytes
+    outcome = await preview_action(client, packs, thread_id, "compact")
+    assert outcome.before_bytes is not None
+    assert outcome.after_bytes is not None
+    assert outcome.after_bytes < outcome.before_bytes
     # Nor need it be confirmed: nothing is lost.
-    assert (told.is_reversible, told.confirm) == (False, "")
-    assert "The journal keeps everything" in told.sentence
+    assert (outcome.is_reversible, outcome.confirm) == (False, "")
+    assert "The journal keeps everything" in outcome.sentence

@@ -78,7 +78,7 @@ async def test_an_answer_arrives_across_worker_restarts(
         asking = asyncio.create_task(ask_ops(threads, thread_id, "restart api"))
         async with threads.worker():
             await wait_until_pending(threads, thread_id)
-        # Nobody runs the thread now, and whoever asks waits on.
+        # No worker runs the thread now, and the caller keeps waiting.
         await asyncio.sleep(0.3)
         assert not asking.done()
         async with threads.worker():

@@ -89,9 +89,9 @@ async def test_invalid_arguments_are_reported_and_nothing_runs(drive: Drive) -> 
     calls = [ToolCall(id=f"{i}", tool="run", arguments=each) for i, each in enumerate(wrong)]
     agent = Agent(name="ops", model=call_then_answer(*calls), tools=[run])
     async with drive([agent]) as thread:
-        told = (await thread.ask()).split(" | ")
-        assert len(told) == len(wrong)
-        assert all(each.startswith("error: the arguments are invalid") for each in told)
+        texts = (await thread.ask()).split(" | ")
+        assert len(texts) == len(wrong)
+        assert all(each.startswith("error: the arguments are invalid") for each in texts)
         assert ran == []
 
 
@@ -226,10 +226,10 @@ async def test_any_tool_result_reaches_model_and_journal_as_text(
     calls = [call(i, "odd", kind=i) for i in range(len(ODD) + len(RESULTS))]
     async with drive([Agent(name="ops", model=call_then_answer(*calls), tools=[made])]) as thread:
         answer = await thread.ask()
-        told = await thread.tool_results()
-        assert answer == " | ".join(told)
-        assert told[: len(ODD)] == ODD
-        for text, (_, expected) in zip(told[len(ODD) :], RESULTS, strict=True):
+        texts = await thread.tool_results()
+        assert answer == " | ".join(texts)
+        assert texts[: len(ODD)] == ODD
+        for text, (_, expected) in zip(texts[len(ODD) :], RESULTS, strict=True):
             assert text.startswith(expected)
 
 
@@ -282,7 +282,7 @@ async def test_a_message_stored_for_another_thread_is_refused(drive: Drive) -> N
 
 
 async def send_from_elsewhere(thread: DrivenThread) -> int:
-    """Send a long message as somebody does who uses another store."""
+    """Send a long message through a client that uses another store."""
     elsewhere = dataclasses.replace(thread.threads, store=MemoryBlobStore())
     return await elsewhere.send(thread.thread_id, "lost " * 2000)
 
@@ -307,8 +307,8 @@ async def test_an_unread_message_in_another_store_leaves_the_journal_readable(
         await thread.wait_for_status("paused")
         await send_from_elsewhere(thread)
         await thread.stop()
-        said = [message.text for message in (await thread.messages()).values()]
-        assert said == ["first", "heard first", "[this message was never stored]"]
+        texts = [message.text for message in (await thread.messages()).values()]
+        assert texts == ["first", "heard first", "[this message was never stored]"]
 
 
 async def test_invalid_utf8_is_replaced(drive: Drive) -> None:
@@ -353,7 +353,7 @@ async def test_malformed_updates_and_signals_are_harmless(drive: Drive) -> None:
         signals: list[tuple[str, Any]] = [
             ("pause", 5),
             ("pause", {"by": 5}),
-            ("everlong.report", {"child_id": "nobody"}),
+            ("everlong.report", {"child_id": "missing"}),
             ("everlong.report", "nonsense"),
             ("nonsense", None),
         ]

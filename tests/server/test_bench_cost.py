@@ -25,8 +25,8 @@ def test_twenty_fast_steps_send_no_heartbeat_and_cost_at_most_fifty_actions(tmp_
         # The plain loop: a start and 41 activities.
         assert totals.rows[-1][3] == 42
         [approval] = [row for row in totals.rows if str(row[0]).startswith("an approval")]
-        # A look at what waits, the decision, and changes of what searches find: a thread that asks for
-        # no approval has none of those in its first turn but that of its size.
+        # The query for pending approvals, the decision, and the updates of search attributes. Without
+        # approvals, a first turn updates only the search attribute of the thread's size.
         assert approval[1] == 5
 
     asyncio.run(measure())

@@ -1,4 +1,4 @@
-"""A short run of `make bench-load`. Rates and CPU are not judged here: other tests run beside it."""
+"""A short run of `make bench-load`. It asserts no rates and CPU: other tests run at the same time."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A short run of `make bench-sticky`. Times are not judged here: other tests run beside it."""
+"""A short run of `make bench-sticky`. It asserts no times: other tests run at the same time."""
 
 from pathlib import Path
 

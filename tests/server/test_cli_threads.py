@@ -104,8 +104,8 @@ async def test_the_cli_sends_messages_and_shows_the_thread(
         assert "you said hello" in listed
         assert "KiB" in listed.splitlines()[1]
         for wanted in (["--from", "99"], ["--from", "99", "--json"], ["--from", "3", "--to", "2"]):
-            told = await cli.fails(EntryNotFound, "journal", thread_id, *wanted)
-            assert f"has no entries from {wanted[1]}" in told
+            message = await cli.fails(EntryNotFound, "journal", thread_id, *wanted)
+            assert f"has no entries from {wanted[1]}" in message
 
 
 async def test_the_cli_prints_a_journal_while_reading_it(
@@ -165,11 +165,11 @@ async def test_the_cli_approves_and_denies(
         assert listed.startswith(f"{name}  restart ")
         assert "for ann or bob" in listed
         assert name in await cli("show", thread_id)
-        told = await cli.fails(DecisionRefused, "approve", thread_id, name, "--by", "eve")
-        assert "ann or bob may" in told
-        # Without --by it is whoever runs the command, who may not either.
-        told = await cli.fails(DecisionRefused, "deny", thread_id, name)
-        assert getpass.getuser() in told
+        message = await cli.fails(DecisionRefused, "approve", thread_id, name, "--by", "eve")
+        assert "ann or bob may" in message
+        # Without --by, the system user decides, who is not an approver either.
+        message = await cli.fails(DecisionRefused, "deny", thread_id, name)
+        assert getpass.getuser() in message
         approved = await cli("approve", thread_id, name, "--by", "ann", "--reason", "drained")
         assert approved == f"{name} on thread {thread_id} is approved, by ann\n"
         await cli.threads.wait_for_answers(thread_id, 1)
@@ -195,8 +195,8 @@ async def test_the_cli_limits_pauses_compacts_and_stops(
         assert starred == [["*", "steps_max", "500"], ["*", "cost_usd_max", "none"]]
         assert (await cli.json("limits", thread_id))["steps_max"] == 500
         assert "no more steps" in await cli("pause", thread_id, "--by", "ann", "--reason", "wait")
-        told = await cli.fails(ThreadPaused, "send", thread_id, "again")
-        assert "by ann: wait" in told
+        message = await cli.fails(ThreadPaused, "send", thread_id, "again")
+        assert "by ann: wait" in message
         assert "by ann: wait" in await cli("show", thread_id)
         assert "continues" in await cli("unpause", thread_id)
         await cli.threads.wait_for_answers(thread_id, 2)

@@ -22,7 +22,7 @@ from everlong.storage import BlobStore, open_store
 from tests.support.threads import open_threads
 
 TOKEN = "a-token-of-the-tests"
-# The CLI tries a codec server that refuses again for 10 s, and does not tell what it was told.
+# By default, the CLI retries a codec server that refuses for 10 s. It does not show the refusal.
 BRIEFLY = ("--command-timeout", "3s")
 # The Temporal UI gets the first as a value, just so, and the second as a button.
 SMALL_BYTES, LARGE_BYTES = 130_000, 400_000
@@ -50,7 +50,7 @@ class Swap:
 
 @workflow.defn(name="codec-server-tail")
 class Tail:
-    """Tells that a whole value arrived."""
+    """Returns the end of its input, which proves that the whole value arrived."""
 
     @workflow.run
     async def run(self, given: dict[str, str]) -> str:

@@ -54,7 +54,7 @@ async def connect(
 
 
 class Notices:
-    """Collects what a caller is told, and after how long."""
+    """Collects the notices that a caller gets, and after how many seconds."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -81,7 +81,7 @@ async def open_caller(
     agent: str = "ops",
     seconds_max: float | None = None,
 ) -> AsyncIterator[tuple[Notices, "asyncio.Task[str]"]]:
-    told = Notices()
+    notices = Notices()
     asked = ask(
         client,
         find_packs(client),
@@ -90,11 +90,11 @@ async def open_caller(
         task_queue=thread_id,
         agent=agent,
         seconds_max=seconds_max,
-        on_wait=told,
+        on_wait=notices,
     )
     task = asyncio.create_task(asked)
     try:
-        yield told, task
+        yield notices, task
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, EverlongError):
@@ -110,13 +110,13 @@ async def test_a_worker_with_other_keys_is_named(
     wrong = await connect(server, store, there, [reading_agent(1)])
     async with (
         Worker(wrong, task_queue=thread_id, identity="it"),
-        open_caller(client, thread_id) as (told, _),
+        open_caller(client, thread_id) as (notices, _),
     ):
-        said = await told.first()
-    assert said.startswith(
+        notice = await notices.first()
+    assert notice.startswith(
         "worker it cannot read what this client writes: run everlong doctor (KeyMissing: "
     )
-    assert "key 'first'" in said
+    assert "key 'first'" in notice
 
 
 @pytest.mark.usefixtures("short_looks")
@@ -127,10 +127,10 @@ async def test_a_caller_is_notified_once_and_answered_after_the_keys_agree(
     wrong = await connect(server, store, {"second": KEY_2}, [reading_agent(1)])
     async with contextlib.AsyncExitStack() as stack:
         async with Worker(wrong, task_queue=thread_id, identity="it"):
-            told, answer = await stack.enter_async_context(open_caller(client, thread_id))
-            said = await told.first()
+            notices, answer = await stack.enter_async_context(open_caller(client, thread_id))
+            notice = await notices.first()
             await asyncio.sleep(2 * diagnosis.EVERY_SECONDS)
-            assert told.texts == [said]
+            assert notices.texts == [notice]
         right = await connect(server, store, {"first": KEY_1}, [reading_agent(1)])
         async with Worker(right, task_queue=thread_id):
             assert await answer == pages_answer(1)
@@ -171,10 +171,10 @@ async def test_a_worker_with_another_store_is_named(
     wrong = await connect(server, MemoryBlobStore(), agents=[reading_agent(1)])
     async with (
         Worker(wrong, task_queue=thread_id, identity="it"),
-        open_caller(client, thread_id, noise(thread_id, 3000)) as (told, _),
+        open_caller(client, thread_id, noise(thread_id, 3000)) as (notices, _),
     ):
-        said = await told.first()
-    assert said.startswith(
+        notice = await notices.first()
+    assert notice.startswith(
         "worker it cannot read what this client writes: run everlong doctor (BlobMissing: "
     )
 
@@ -200,10 +200,10 @@ async def test_an_unknown_agent_is_named_with_the_known_ones(
     client = await connect(server, store, agents=[reading_agent(1), reading_agent(1, "deploy")])
     async with (
         Worker(client, task_queue=thread_id),
-        open_caller(client, thread_id, agent="opps", seconds_max=6) as (told, answer),
+        open_caller(client, thread_id, agent="opps", seconds_max=6) as (notices, answer),
     ):
-        said = await told.first()
-        assert said.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
+        notice = await notices.first()
+        assert notice.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
         with pytest.raises(NotAnswered, match=r"It waits: no worker has agent 'opps'"):
             await answer
 
@@ -213,9 +213,9 @@ async def test_a_task_queue_without_workers_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client = await connect(server, store)
-    async with open_caller(client, thread_id, seconds_max=4) as (told, answer):
-        said = await told.first()
-        assert said.startswith(
+    async with open_caller(client, thread_id, seconds_max=4) as (notices, answer):
+        notice = await notices.first()
+        assert notice.startswith(
             f"no worker polls task queue '{thread_id}': start one with: everlong"
         )
         with pytest.raises(NoWorker, match=f"No worker polls task queue '{thread_id}'"):
@@ -231,10 +231,10 @@ async def test_a_thread_without_its_worker_is_not_called_busy_for_ever(
     async with Worker(client, task_queue=thread_id, identity="it"):
         async with open_caller(client, thread_id) as (_, answer):
             await answer
-    async with open_caller(client, thread_id, "again") as (told, _):
-        said = await told.first()
+    async with open_caller(client, thread_id, "again") as (notices, _):
+        notice = await notices.first()
     # The server lists a worker that has stopped for some minutes.
-    assert "no worker" in said or "has just stopped" in said
+    assert "no worker" in notice or "has just stopped" in notice
 
 
 @tool
@@ -259,7 +259,7 @@ async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
     async with worker, open_caller(client, thread_id) as (_, first):
         await wait_for_tool(client, thread_id)
         other = f"{thread_id}-2"
-        told = Notices()
+        notices = Notices()
         async with asyncio.timeout(60):
             answer = await ask(
                 client,
@@ -268,13 +268,13 @@ async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
                 "hello",
                 task_queue=thread_id,
                 agent="ops",
-                on_wait=told,
+                on_wait=notices,
             )
         assert answer == "done"
         assert await first == "done"
-    assert told.texts[0].startswith(f"worker it polls task queue '{thread_id}'")
-    assert "busy" in told.texts[0]
-    assert told.seconds[0] < SECONDS_MAX
+    assert notices.texts[0].startswith(f"worker it polls task queue '{thread_id}'")
+    assert "busy" in notices.texts[0]
+    assert notices.seconds[0] < SECONDS_MAX
 
 
 async def wait_for_tool(client: Client, thread_id: str) -> None:
@@ -320,10 +320,10 @@ async def test_a_worker_without_a_slot_for_workflow_tasks_is_busy_and_not_missin
                 Theirs.run, "x", id=f"{thread_id}-{number}", task_queue=thread_id
             )
         await asyncio.sleep(0.5)
-        async with open_caller(client, thread_id) as (told, _):
-            said = await told.first()
-    assert said.startswith(f"worker it polls task queue '{thread_id}' and has not taken")
-    assert "workflow task yet: it is busy" in said
+        async with open_caller(client, thread_id) as (notices, _):
+            notice = await notices.first()
+    assert notice.startswith(f"worker it polls task queue '{thread_id}' and has not taken")
+    assert "workflow task yet: it is busy" in notice
 
 
 @pytest.mark.usefixtures("short_looks")
@@ -334,10 +334,10 @@ async def test_a_working_thread_is_not_diagnosed(
     client = await connect(server, store, agents=[agent])
     async with (
         Worker(client, task_queue=thread_id),
-        open_caller(client, thread_id) as (told, answer),
+        open_caller(client, thread_id) as (notices, answer),
     ):
         assert await answer == "done"
-    assert told.texts == []
+    assert notices.texts == []
 
 
 @workflow.defn
@@ -355,11 +355,11 @@ async def test_a_worker_without_the_plugin_is_recognised_by_its_failure(
     plain = await Client.connect(server.address)
     async with (
         Worker(plain, task_queue=thread_id, workflows=[Theirs], identity="it"),
-        open_caller(client, thread_id) as (told, _),
+        open_caller(client, thread_id) as (notices, _),
     ):
-        said = await told.first()
-        assert said.startswith("worker it runs without EverlongPlugin, or without its agents")
-        assert "Workflow class everlong.Agent is not registered" in said
+        notice = await notices.first()
+        assert notice.startswith("worker it runs without EverlongPlugin, or without its agents")
+        assert "Workflow class everlong.Agent is not registered" in notice
         own = f"{thread_id}-own"
         await client.start_workflow(Theirs.run, "x" * 20_000, id=own, task_queue=thread_id)
         found = await wait_for_diagnosis(client, own, "no_plugin")
@@ -394,9 +394,9 @@ async def test_a_diagnosis_takes_four_calls_at_most(
     client = await connect(server, store, agents=[reading_agent(1)])
     async with (
         Worker(client, task_queue=thread_id),
-        open_caller(client, thread_id, agent="opps") as (told, _),
+        open_caller(client, thread_id, agent="opps") as (notices, _),
     ):
-        await told.first()
+        await notices.first()
         counting = CallCounter(client.workflow_service)
         monkeypatch.setattr(Client, "workflow_service", counting)
         found = await diagnose(client, thread_id)

@@ -242,11 +242,13 @@ async def test_an_attribute_of_another_type_stops_setup_and_fails_the_doctor(
     plain = await new_namespace(server)
     kinds = {"EverlongStateBytes": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD}
     await add_attributes(plain, kinds)
-    with pytest.raises(SetupRefused, match="EverlongStateBytes as Keyword instead of Int") as told:
+    with pytest.raises(
+        SetupRefused, match="EverlongStateBytes as Keyword instead of Int"
+    ) as raised:
         await set_up(plain)
-    assert "Nothing was changed" in str(told.value)
+    assert "Nothing was changed" in str(raised.value)
     client, plugin = await connect(server, MemoryBlobStore(), namespace=plain.namespace)
-    found = await run_doctor(client, plugin, "nobody")
+    found = await run_doctor(client, plugin, "no-worker")
     assert found["search attributes"].status == "failed"
     assert "everlong setup" in found["search attributes"].fix
 

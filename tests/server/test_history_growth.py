@@ -97,7 +97,7 @@ async def cold_resume(
     handle: WorkflowHandle[Any, Any],
     cause: Callable[[WorkflowHandle[Any, Any]], Awaitable[object]],
 ) -> float:
-    """Resume on a new plugin that remembers nothing, and tell how long that took."""
+    """Resume on a new plugin with empty caches, and return how many seconds that took."""
     async with open_threads(
         address, threads.store, inline_bytes_max=limits.INLINE_BYTES_MAX
     ) as fresh:

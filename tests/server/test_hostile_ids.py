@@ -206,14 +206,14 @@ async def test_threads_under_any_id_are_governed_by_the_command_line(
         for output in (outputs[1], outputs[3], *outputs[6:8], *outputs[9:]):
             assert shown in output
         assert (await cli.json("archives", thread_id))["archives"][0]["thread_id"] == thread_id
-        told = await cli.fails(ThreadIdRefused, "fork", thread_id, "1", thread_id)
-        assert "An id has 1 to 1,000 bytes" in told
+        message = await cli.fails(ThreadIdRefused, "fork", thread_id, "1", thread_id)
+        assert "An id has 1 to 1,000 bytes" in message
         await _names_it_in_commands(cli, thread_id)
 
 
 async def _names_it_in_commands(cli: Cli, thread_id: str) -> None:
-    told = await cli.fails(ThreadNotFound, "pause", f"{thread_id}-none")
-    assert f"everlong send {quote_id(f'{thread_id}-none')} 'hello'" in told
+    message = await cli.fails(ThreadNotFound, "pause", f"{thread_id}-none")
+    assert f"everlong send {quote_id(f'{thread_id}-none')} 'hello'" in message
 
 
 NEW = [" ", "\u2028", "\u202egnp", "a\nb2", "\ufffd", "\u3164"]

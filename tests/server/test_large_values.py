@@ -303,7 +303,7 @@ CASES: list[Callable[[Road], Awaitable[None]]] = [
 
 @dataclasses.dataclass
 class Site:
-    """A running worker with all workflows, and a client beside it, on one store."""
+    """A running worker with all workflows, and a client, which share a store."""
 
     client: Client
     queue: str

@@ -143,7 +143,7 @@ async def test_consecutive_failed_turns_pause_and_an_answer_resets_the_count(
         await thread.send("fine")
         status = await thread.wait_for_status("paused")
         assert (describe_limit(status).limit, status.counters.answered) == ("failed_turns_max", 6)
-        await thread.handle.signal("unpause")  # Somebody has looked at it: it counts anew.
+        await thread.handle.signal("unpause")  # It resets the count of failed turns.
         assert await thread.answer(7) == "fine"
 
 

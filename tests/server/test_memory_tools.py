@@ -116,10 +116,10 @@ async def test_the_least_important_facts_are_evicted_first_and_the_model_reads_i
     async with drive([obedient()], Policy(memory_facts_max=3)) as thread:
         for key, importance in (("a", 3), ("b", 1), ("c", 5)):
             await do(thread, "remember", key=key, text=f"fact {key}", importance=importance)
-        said = await do(thread, "remember", key="d", text="fact d", importance=1)
-        assert said == "remembered; forgot b to make room"
-        said = await do(thread, "remember", key="e", text="fact e", importance=2)
-        assert said == "remembered; forgot d to make room"
+        answer = await do(thread, "remember", key="d", text="fact d", importance=1)
+        assert answer == "remembered; forgot b to make room"
+        answer = await do(thread, "remember", key="e", text="fact e", importance=2)
+        assert answer == "remembered; forgot d to make room"
         assert await thread.ask("facts?") == "a: fact a; c: fact c; e: fact e"
         evicted = [change.get("evicted", []) for change in await thread.data(Kind.MEMORY)]
         assert evicted == [[], [], [], ["b"], ["d"]]
@@ -159,10 +159,10 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
 
 async def test_the_model_reads_why_a_memory_tool_failed(drive: Drive) -> None:
     async with drive([obedient()]) as thread:
-        said = await thread.ask(json.dumps([(name, arguments) for name, arguments, _ in WRONG]))
-        told = [text.lower() for text in await thread.tool_results()]
-        assert said.count("error: ") == len(told) == len(WRONG)
-        for text, (_, _, expected) in zip(told, WRONG, strict=True):
+        answer = await thread.ask(json.dumps([(name, arguments) for name, arguments, _ in WRONG]))
+        texts = [text.lower() for text in await thread.tool_results()]
+        assert answer.count("error: ") == len(texts) == len(WRONG)
+        for text, (_, _, expected) in zip(texts, WRONG, strict=True):
             assert text.startswith("error: ")
             assert expected in text
         assert await thread.data(Kind.MEMORY) == []
@@ -180,14 +180,14 @@ def big_log() -> str:
 @pytest.mark.guarantee(59)
 async def test_recall_finds_the_original_behind_a_shortened_result(drive: Drive) -> None:
     async with drive([obedient(big_log)]) as thread:
-        said = await do(thread, "big_log")
+        answer = await do(thread, "big_log")
         whole = str(big_log.function())
         assert len(whole) > 400_000
-        assert len(said) < 40_000  # What the model was shown of it.
+        assert len(answer) < 40_000  # What the model was shown of it.
         [entry] = await thread.entries(Kind.TOOL_RESULT)
-        assert f"recall(seq={entry.seq})" in said
+        assert f"recall(seq={entry.seq})" in answer
         assert entry.original is not None
-        assert "06000 user" not in said
+        assert "06000 user" not in answer
         # By what it says, within the entry and in everything; by ref; and piece by piece.
         found = await do(thread, "recall", seq=entry.seq, pattern="06000 user")
         assert "06000 user83 logged in from 10.0.112" in found

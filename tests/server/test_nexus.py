@@ -1,4 +1,4 @@
-"""Nexus payloads leave the namespace: whoever gets them may have another store, or none of ours.
+"""Nexus payloads leave the namespace: their receiver may have another store, or none.
 
 By default they are compressed and stay inline. With `nexus_offload` both sides share a store.
 """
@@ -200,7 +200,7 @@ async def poll_for_words(look: Callable[[], Awaitable[str]], *words: str) -> Non
 
 
 async def failed_task(handle: WorkflowHandle[Any, Any]) -> str:
-    """Return what is said of the last workflow task that failed."""
+    """Return the failure messages of the last workflow task that failed."""
     try:
         history = await handle.fetch_history()
     except RPCError as error:
@@ -214,7 +214,7 @@ async def failed_task(handle: WorkflowHandle[Any, Any]) -> str:
 
 
 async def pending_operation(handle: WorkflowHandle[Any, Any]) -> str:
-    """Return what is said of the last attempt at an operation."""
+    """Return the failure messages of the last attempt at each pending operation."""
     description = (await handle.describe()).raw_description
     failures = [info.last_attempt_failure for info in description.pending_nexus_operations]
     return "\n".join(text for failure in failures for text in messages(failure))

@@ -137,7 +137,7 @@ async def test_long_runs_complete_with_a_small_history_and_replay(
     assert await history_bytes(handle) <= HISTORY_BYTES_MAX
     assert store.puts > 0
     history = await handle.fetch_history()
-    # In the other order: whoever replays need not know in which one it ran.
+    # In the other order: a replay does not depend on the order of the plugins in the worker.
     [other] = set(ORDERS) - {order}
     puts = store.puts
     replayer = Replayer(workflows=[Reader], plugins=connect_in_order(other, store, steps))

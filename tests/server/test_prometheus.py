@@ -203,7 +203,7 @@ async def silent(fleet: Fleet, alerts: set[str]) -> list[str]:
 
 
 async def check_labels(fleet: Fleet) -> None:
-    """Assert that each series has the labels that it is said to have, and no others."""
+    """Assert that each series has exactly its documented labels."""
     for metric in METRICS:
         name = min(series_names(metric))
         found = await fleet.query(f"last_over_time({name}{WINDOW})")

@@ -47,12 +47,12 @@ async def agent(
 
 
 def replies(agent: Agent, *steps: tuple[str, fake_provider.Calls]) -> list[fake_provider.Json]:
-    said = (
+    build_reply = (
         fake_provider.responses
         if str(agent.model).startswith("openai")
         else fake_provider.anthropic
     )
-    return [said(text, calls) for text, calls in steps]
+    return [build_reply(text, calls) for text, calls in steps]
 
 
 def configure_provider(monkeypatch: pytest.MonkeyPatch, provider: ProviderServer) -> None:

@@ -50,7 +50,7 @@ async def test_a_query_reads_only_named_columns_and_needs_no_worker(
         heads = {each: (await read_status(client, each)).head for each in (thread_id, other)}
     await (await build_thread(packs, archived)).write_archive()
     ids = [thread_id, other, archived]
-    # From here on nobody could answer for a thread.
+    # No worker runs from here on: a query of a thread would fail.
     assert {each: await find_head(client, each) for each in heads} == heads
 
     async def rows(sql: str, *only: str, **options: object) -> QueryResult:
@@ -87,7 +87,7 @@ async def test_a_query_reads_only_named_columns_and_needs_no_worker(
     few = await rows("select count(*) from entries", read_bounds=ReadBounds(threads_max=1))
     assert few.left_out == ("entries of 2 threads beyond 1",)
     with pytest.raises(ThreadNotFound):
-        await rows("select 1 from entries", "nobody")
+        await rows("select 1 from entries", "missing")
     with pytest.raises(QueryRefused, match="biggest-results"):
         find_named_query("nothing")
 
@@ -110,7 +110,7 @@ async def test_a_thread_too_new_to_be_listed_is_found_by_its_id(
     counted = await run_query(client, packs, "select count(*) from entries", threads=[thread_id])
     assert counted.rows == ((2,),)
     with pytest.raises(ThreadNotFound):
-        await run_query(client, packs, "from threads", threads=["nobody"])
+        await run_query(client, packs, "from threads", threads=["missing"])
 
 
 async def test_shared_entries_of_a_fork_are_counted_once(threads: Threads, thread_id: str) -> None:
@@ -215,7 +215,7 @@ async def test_a_query_removes_files_of_a_killed_one(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = tmp_path / "everlong-query-left"
     left.mkdir()
-    (left / "views.duckdb").write_text("what was said")
+    (left / "views.duckdb").write_text("text of a thread")
     await run_query(threads.client, PackStore(threads.store), "select 1 as one")
     assert not list(tmp_path.glob("*everlong-query-*"))
 

@@ -50,16 +50,16 @@ class Reader:
     """Is started with something large, and waits."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._is_released = False
 
     @workflow.run
     async def run(self, text: str) -> int:
-        await workflow.wait_condition(lambda: self._told)
+        await workflow.wait_condition(lambda: self._is_released)
         return len(text)
 
     @workflow.signal
     def go(self) -> None:
-        self._told = True
+        self._is_released = True
 
 
 @pytest.mark.guarantee(37)
@@ -84,17 +84,17 @@ async def test_a_resume_span_shows_the_wait_for_a_slow_store(
             await handle.signal(Reader.go)
             assert await handle.result() > 100_000
         [resume] = find_spans(threads, RESUME)
-        told = resume.attributes or {}
-        assert told["everlong.resume.blobs"] == 1
-        assert told["everlong.resume.cache.misses"] == 1
-        assert told["everlong.resume.bytes"] > 1000  # type: ignore[operator]
-        assert 0.3 <= told["everlong.resume.read_seconds"] < 5  # type: ignore[operator]
+        recorded = resume.attributes or {}
+        assert recorded["everlong.resume.blobs"] == 1
+        assert recorded["everlong.resume.cache.misses"] == 1
+        assert recorded["everlong.resume.bytes"] > 1000  # type: ignore[operator]
+        assert 0.3 <= recorded["everlong.resume.read_seconds"] < 5  # type: ignore[operator]
         for part in PARTS:
             [child] = find_spans(threads, f"{RESUME}.{part}")
             taken = ((child.end_time or 0) - (child.start_time or 0)) / 1e9
-            assert taken == pytest.approx(told[f"everlong.resume.{part}_seconds"])
+            assert taken == pytest.approx(recorded[f"everlong.resume.{part}_seconds"])
         whole = ((resume.end_time or 0) - (resume.start_time or 0)) / 1e9
-        parts = [told[f"everlong.resume.{part}_seconds"] for part in PARTS]
+        parts = [recorded[f"everlong.resume.{part}_seconds"] for part in PARTS]
         assert sum(parts) == pytest.approx(whole)  # type: ignore[arg-type]
         gets = frozenset({"operation": "get", "outcome": "ok"}.items())
         assert values(threads, "everlong.store.duration")[gets] >= 0.3
@@ -131,7 +131,7 @@ async def test_sizes_and_waits_are_search_attributes(
 ) -> None:
     @tool(needs_approval=True)
     def wait() -> str:
-        """Wait for somebody."""
+        """Wait for an approval."""
         return "done"
 
     async def attributes() -> TypedSearchAttributes:

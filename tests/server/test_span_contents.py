@@ -32,7 +32,7 @@ SECRET = "the word is rosebud"
 
 @tool
 def whisper() -> str:
-    """Say something that nobody else should hear."""
+    """Return a secret that must not appear in telemetry."""
     return SECRET
 
 
@@ -52,9 +52,9 @@ async def test_spans_hold_no_message_text(
     async with open_threads(server.address, store, whispering) as threads, threads.worker():
         number = await threads.send(thread_id, f"please: {SECRET}")
         await threads.wait_for_answers(thread_id, number)
-        told = "".join(span.to_json() for span in threads.spans.get_finished_spans())
-        assert "execute_tool whisper" in told
-        assert "rosebud" not in told
+        exported = "".join(span.to_json() for span in threads.spans.get_finished_spans())
+        assert "execute_tool whisper" in exported
+        assert "rosebud" not in exported
         assert "rosebud" not in str(threads.metrics.get_metrics_data())
         [execute] = find_spans(threads, "execute_tool")
         assert execute.attributes is not None
@@ -156,9 +156,9 @@ async def test_the_span_of_a_failed_turn_has_no_message_text(
             if span.status.status_code is StatusCode.ERROR
         ]
         types = [(span.attributes or {})["error.type"] for span in failed]
-        assert types == ["ModelRefused", "ValueError", "ValueError"]  # Each try is told of.
-        told = "".join(span.to_json() for span in threads.spans.get_finished_spans())
-        assert "rosebud" not in told
+        assert types == ["ModelRefused", "ValueError", "ValueError"]  # One span for each try.
+        exported = "".join(span.to_json() for span in threads.spans.get_finished_spans())
+        assert "rosebud" not in exported
 
 
 @pytest.mark.guarantee(79)
@@ -167,7 +167,7 @@ async def test_a_stopped_turn_has_a_span(
 ) -> None:
     @tool(needs_approval=True)
     def wait() -> str:
-        """Wait for somebody."""
+        """Wait for an approval."""
         return "done"
 
     agent = Agent(name="ops", model=build_one_call_model("wait"), tools=[wait])
@@ -255,7 +255,7 @@ async def test_a_turn_that_rolls_has_a_span_in_each_run(
 ) -> None:
     @tool(needs_approval=True)
     def wait() -> str:
-        """Wait for somebody."""
+        """Wait for an approval."""
         return "done"
 
     agent = Agent(

@@ -99,9 +99,9 @@ async def test_stored_bytes_equal_the_files_despite_repeats(
         assert payloads[repeated] > 3 * len(TEXT)
         # A span for each result that grew the store, and none for its repeats: one for each thread.
         spans = [dict(span.attributes or {}) for span in find_spans(threads, OFFLOAD)]
-        told = sum(int(str(each["everlong.offload.written_bytes"])) for each in spans)
+        reported = sum(int(str(each["everlong.offload.written_bytes"])) for each in spans)
         assert len(spans) == 2
-        assert told == sum(store.large.values())
+        assert reported == sum(store.large.values())
         disk = [info.size_bytes async for info in store.list("")]
         assert sum(disk) == counted
 

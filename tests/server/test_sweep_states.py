@@ -68,7 +68,7 @@ def large(number: int) -> str:
 
 @workflow.defn
 class Counts:
-    """Counts what it is sent, and goes on as another run when it is told to."""
+    """Counts its `add` signals, and continues as new at the signal `roll`."""
 
     def __init__(self) -> None:
         self.signals = 0

@@ -72,7 +72,7 @@ async def test_the_temporal_ui_shows_stored_values(tmp_path: Path, thread_id: st
         ):
             await page.goto(server.ui_url + path)
             await expect(page.get_by_text("small-begins")).to_be_visible(timeout=WAIT_MS)
-            # The large ones are not fetched for the page. They can be told, and had.
+            # The page does not fetch large values. It shows their size, and a button downloads each.
             size_bytes = len(json.dumps(value("large", LARGE_BYTES), separators=(",", ":")))
             for text in (f"{size_bytes:,} bytes", "payload stored externally"):
                 await expect(page.get_by_text(text)).to_be_visible(timeout=WAIT_MS)

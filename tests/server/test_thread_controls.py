@@ -179,7 +179,7 @@ async def test_configure_before_the_first_message_keeps_the_agents_own_policy(
 async def test_a_change_that_the_agents_policy_forbids_is_harmless(
     drive: Drive,
 ) -> None:
-    """Until a worker has said what that policy is, a change is checked against the defaults."""
+    """Until a worker has reported that policy, a change is checked against the defaults."""
     own = Policy(compact_at_bytes=32 * limits.KIB, compact_to_bytes=8 * limits.KIB)
     async with drive([reading_agent(2, policy=own)]) as thread:
         await thread.threads.start(thread.thread_id)
@@ -190,7 +190,7 @@ async def test_a_change_that_the_agents_policy_forbids_is_harmless(
 
 
 async def configure_twice(thread: DrivenThread, steps_max: int) -> None:
-    """Configure a thread; again, while it is busy with what was said before."""
+    """Configure a thread, and again while it is busy with the first change."""
     async with asyncio.timeout(90):
         while True:
             try:
@@ -217,7 +217,7 @@ async def test_a_waiting_thread_accepts_any_number_of_configures(drive: Drive) -
 
 @pytest.mark.guarantee(71)
 async def test_a_configure_repeated_after_a_roll_counts_once(drive: Drive) -> None:
-    """Whoever meets a roll sends it again; meanwhile somebody else may have changed the same."""
+    """A caller repeats an update that met a roll. It must not undo a change made in between."""
     async with drive([reading_agent(2)], Policy(idle_seconds=1)) as thread:
         await thread.ask()
         await thread.wait_until(lambda status: status.counters.runs == 2)

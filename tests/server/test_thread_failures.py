@@ -118,7 +118,7 @@ async def test_a_non_retryable_tool_error_is_not_retried(
 
     @tool
     def pay() -> str:
-        """Fail for good."""
+        """Fail permanently."""
         nonlocal runs
         runs += 1
         raise ApplicationError("card refused", non_retryable=True)
@@ -145,7 +145,7 @@ async def test_every_activity_has_server_side_timeouts(
     ]
     assert len(scheduled) == 3
     assert {each.retry_policy.maximum_attempts for each in scheduled} == {limits.CALL_ATTEMPTS_MAX}
-    # The first model call tells the thread its agent's policy.
+    # The first model call returns the agent's policy to the thread.
     timeouts = [each.heartbeat_timeout.ToSeconds() for each in scheduled]
     assert timeouts == [limits.HEARTBEAT_SECONDS, 7, 7]
 

@@ -54,8 +54,8 @@ def script(turn: Sequence[Message]) -> Reply:
             "long": call(0, "long_report"),
         }
         return Reply(tool_calls=(wanted[word],), tokens=300, cost_usd=0.001)
-    said = results(turn)[0][:80] if results(turn) else f"you said {turn[0].text[:40]}"
-    return Reply(text=said, tokens=200, cost_usd=0.001)
+    answer = results(turn)[0][:80] if results(turn) else f"you said {turn[0].text[:40]}"
+    return Reply(text=answer, tokens=200, cost_usd=0.001)
 
 
 def agent(name: str = "ops", policy: Policy | None = None) -> Agent:

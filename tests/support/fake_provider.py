@@ -91,7 +91,7 @@ def _encode(response: Response, stream: bool) -> bytes:
     else:
         body = json.dumps(response.body).encode()
     headers = {"content-type": kind, **response.headers, "content-length": str(len(body))}
-    lines = [f"HTTP/1.1 {response.status} Told", *(f"{key}: {headers[key]}" for key in headers)]
+    lines = [f"HTTP/1.1 {response.status} Scripted", *(f"{key}: {headers[key]}" for key in headers)]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

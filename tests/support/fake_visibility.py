@@ -164,13 +164,13 @@ def _info(found: tuple) -> WorkflowExecutionInfo:  # type: ignore[type-arg]
     info.start_time.FromMilliseconds(started_ms)
     if closed_ms is not None:
         info.close_time.FromMilliseconds(closed_ms)
-    said = {
+    attributes = {
         "EverlongStatus": status,
         "EverlongAgent": agent,
         "EverlongReason": reason,
         "EverlongPendingApprovals": pending,
     }
-    for key, value in said.items():
+    for key, value in attributes.items():
         if value is not None:
             info.search_attributes.indexed_fields[key].data = json.dumps(value).encode()
     card = ThreadCard(ms=1, steps=7, stored_bytes=stored_bytes, read_bytes=3 * stored_bytes)

@@ -26,8 +26,8 @@ def script(turn: Sequence[Message]) -> Reply:
             "remember": call(0, "remember", key="note", text=rest),
         }
         return Reply(tool_calls=(wanted[word],), tokens=10, cost_usd=0.01)
-    said = results(turn)[0] if results(turn) else f"you said {turn[0].text[:40]}"
-    return Reply(text=said, tokens=10, cost_usd=0.01)
+    answer = results(turn)[0] if results(turn) else f"you said {turn[0].text[:40]}"
+    return Reply(text=answer, tokens=10, cost_usd=0.01)
 
 
 def build_governed_agent(policy: Policy | None = None, name: str = "ops") -> Agent:

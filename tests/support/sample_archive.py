@@ -92,8 +92,8 @@ class ThreadBuilder:
         entry = build_entry(1, Kind.REPLY, reply, self.time_ms())
         await self.add(dataclasses.replace(entry, tokens=100, cost_usd=0.25, step=info))
         text = answer["content"] if result is None else result
-        said = Message(role="tool", text=text, call_id=call_id, tool=tool)
-        await self.say(Kind.TOOL_RESULT, said)
+        message = Message(role="tool", text=text, call_id=call_id, tool=tool)
+        await self.say(Kind.TOOL_RESULT, message)
         self.steps += 1
 
     async def compact(self) -> None:

@@ -325,7 +325,7 @@ async def _connect(address: str, root: Path) -> Client:
     return await Client.connect(address, plugins=[plugin])
 
 
-async def run(threads: int, seconds: float, tell: Callable[[str], None]) -> Outcome:
+async def run(threads: int, seconds: float, log: Callable[[str], None]) -> Outcome:
     """Run one soak on its own server."""
     with tempfile.TemporaryDirectory(prefix="everlong-soak-") as folder:
         root = Path(folder)
@@ -335,12 +335,12 @@ async def run(threads: int, seconds: float, tell: Callable[[str], None]) -> Outc
             living = Soak(client, server.address, root, threads)
             async with Worker(client, task_queue=QUEUE, max_cached_workflows=CACHED):
                 await living.live(seconds)
-            tell("reading everything")
+            log("reading everything")
             # With a fresh client, worker and store.
             living.client = await _connect(server.address, root)
             async with Worker(living.client, task_queue=QUEUE, max_cached_workflows=CACHED):
                 await living.check()
-            tell("deleting the histories")
+            log("deleting the histories")
             await living.forget()
             return living.outcome
 

@@ -150,13 +150,13 @@ class Campaign:
     count: int
     at_once: int = 16
     deaths_max: int | None = None
-    """How often workers die, so that a short campaign comes to an end."""
+    """Bound on the kills of workers, so that a short campaign ends."""
     pause_seconds: tuple[float, float] = PAUSE_SECONDS
-    """How long none dies: at least, and at most."""
+    """Seconds between two kills: at least, and at most."""
     keep: Path | None = None
-    """Where histories go in which a workflow task failed."""
+    """Folder for the histories in which a workflow task failed."""
     say: Callable[[str], object] = lambda _: None
-    """Told of faults as they are found, and of how far it is."""
+    """Called with each fault when it is found, and with the progress."""
     faults: list[str] = dataclasses.field(default_factory=list)
     totals: Counter[str] = dataclasses.field(default_factory=Counter)
 

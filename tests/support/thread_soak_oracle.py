@@ -52,11 +52,11 @@ async def find_faults(
     entries = await journal.read(status.head)
     spoken = [entry for entry in entries if entry.kind in _SPOKEN]
     messages = await journal.messages(spoken, whole=True)
-    said = list(zip(spoken, messages, strict=True))
+    pairs = list(zip(spoken, messages, strict=True))
     return [
         *_sequence(entries),
-        *_conversation(life, said, entries),
-        *_approvals(life, said, entries),
+        *_conversation(life, pairs, entries),
+        *_approvals(life, pairs, entries),
         *_counters(life, status, entries),
     ]
 
@@ -68,7 +68,7 @@ def _sequence(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _conversation(
-    life: SentInput, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
+    life: SentInput, pairs: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
 ) -> Iterator[str]:
     """Check that each message is there once, in order, followed by its steps and one answer."""
     numbers = sorted(number for number, _ in life.sent)
@@ -76,7 +76,7 @@ def _conversation(
         yield f"the numbers of messages are {numbers}"
     decided = _decisions(entries)
     expected = [each for _, text in sorted(life.sent) for each in _turn(text)]
-    found = [_describe_entry(entry, message, decided) for entry, message in said]
+    found = [_describe_entry(entry, message, decided) for entry, message in pairs]
     for place, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             yield f"at place {place} of {len(found)} there is {other}, and {one} was expected"
@@ -129,12 +129,12 @@ def _data(entries: Sequence[Entry], kind: Kind) -> list[dict[str, object]]:
 
 
 def _approvals(
-    life: SentInput, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
+    life: SentInput, pairs: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
 ) -> Iterator[str]:
     """Check that each call that needs approval is asked for once, and decided once, by who succeeded."""
     wanted = [
         f"{entry.seq}-{number}"
-        for entry, message in said
+        for entry, message in pairs
         if entry.kind == Kind.REPLY
         for number, call in enumerate(message.tool_calls, 1)
         if call.tool == "act"
