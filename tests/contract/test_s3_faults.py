@@ -110,7 +110,7 @@ def serve_answer(status: int, code: str) -> Iterator[str]:
         ),
         (301, "PermanentRedirect", ConfigError, "another region. Add region="),
         (400, "AuthorizationHeaderMalformed", ConfigError, "another region. Add region="),
-        (500, "InternalError", StoreUnavailable, "answered 500 InternalError. Look into"),
+        (500, "InternalError", StoreUnavailable, "answered 500 InternalError. Check the"),
         (503, "SlowDown", StoreUnavailable, "answered 503 SlowDown"),
     ],
 )
