@@ -68,7 +68,7 @@ def test_a_query_evicts_an_instance_that_ran_ahead() -> None:
 
 
 def test_an_instance_is_not_ahead_in_later_tasks() -> None:
-    """Should it stay in the cache, tasks that the server has started are carried out as ever."""
+    """If the instance stays in the cache, it runs the tasks that the server has started."""
     watch = RunAheadDetector()
     watch.observe(activation(3, 304, replaying=True, job="initialize_workflow"))
     assert watch.observe(activation(8, 304))

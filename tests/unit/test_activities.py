@@ -55,7 +55,7 @@ def build_calling_model(name: str, **arguments: object) -> ScriptedModel:
 async def test_an_outdated_worker_does_not_run_a_tool_unapproved(
     tmp_path: Path,
 ) -> None:
-    """A release adds a tool, or makes it ask. Its workers run beside those of the last."""
+    """A release adds a tool, or makes it require approval, while workers of the last one still run."""
     ran: list[str] = []
 
     @tool(needs_approval=True)
@@ -146,9 +146,11 @@ async def test_the_answer_of_a_sub_agent_is_read_from_the_end_of_its_journal(
     for first in range(1, 2000, 20):
         texts = (entry(seq, f"text {seq}") for seq in range(first, first + 20))
         head, _ = await child.append(head, list(texts))
-    said = (Kind.FAILURE, "no more money") if failed else (Kind.REPLY, "all is well")
+    ending = (Kind.FAILURE, "no more money") if failed else (Kind.REPLY, "all is well")
     assert head is not None
-    head, _ = await child.append(head, [entry(2001, "late", Kind.REPLY), entry(2002, *said[::-1])])
+    head, _ = await child.append(
+        head, [entry(2001, "late", Kind.REPLY), entry(2002, *ending[::-1])]
+    )
     activities = AgentActivities(packs, [])
     store.gets = 0
     result = await env.run(
@@ -156,7 +158,7 @@ async def test_the_answer_of_a_sub_agent_is_read_from_the_end_of_its_journal(
     )
     assert store.gets == 1
     assert result.outcome == ("failed" if failed else "ok")
-    assert said[1] in str(result.entry.body)
+    assert ending[1] in str(result.entry.body)
 
 
 async def test_a_result_is_stored_once_and_a_lost_attempt_is_counted_by_its_retry(

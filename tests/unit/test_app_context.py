@@ -19,7 +19,7 @@ async def test_requests_to_a_silent_server_time_out(
 
     async def connect() -> Client:
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("the event is never set")
 
     context = AppContext(connect, PackStore(MemoryBlobStore()), task_queue="q")
     async with asyncio.timeout(5):

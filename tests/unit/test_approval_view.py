@@ -94,7 +94,7 @@ async def test_a_call_has_unique_element_ids_on_the_page(
 
 
 def test_a_server_without_our_search_attributes_gets_a_setup_hint() -> None:
-    said = "invalid query: invalid search attribute: EverlongPendingApprovals"
-    refused = translate_rpc_error(RPCError(said, RPCStatusCode.INVALID_ARGUMENT, b""), "")
+    message = "invalid query: invalid search attribute: EverlongPendingApprovals"
+    refused = translate_rpc_error(RPCError(message, RPCStatusCode.INVALID_ARGUMENT, b""), "")
     assert isinstance(refused, SetupRefused)
     assert "everlong setup" in str(refused)

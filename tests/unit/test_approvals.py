@@ -64,10 +64,10 @@ def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
     first, second = state.calls
     assert (first.approved, first.waits, first.result) == (True, None, None)
     assert second.result is not None
-    assert second.result.outcome == "ok"  # Nothing has failed: somebody said no.
+    assert second.result.outcome == "ok"  # A denial is no failure.
     assert second.result.entry.body is not None
-    told = parse_message(Kind.TOOL_RESULT, second.result.entry.body)
-    assert (told.text, told.call_id) == ("error: denied by bob : so", "c2")
+    message = parse_message(Kind.TOOL_RESULT, second.result.entry.body)
+    assert (message.text, message.call_id) == ("error: denied by bob : so", "c2")
     assert [each.split()[0] for each in state.decided] == ["4-2", "4-1"]
     assert [(note.data or {})["by"] for note in state.notes[2:]] == ["bob ", "alice"]
 

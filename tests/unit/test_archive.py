@@ -352,9 +352,9 @@ async def test_a_revived_journal_does_not_need_the_old_one() -> None:
         (each.seq, each.kind, each.time_ms) for each in entries
     ]
     assert again[-1].kind == Kind.FORK
-    said = [each for each in again if each.kind in MESSAGE_KINDS]
-    assert await journal.bodies(said, whole=True) == whole
-    assert await journal.bodies(said) == shown
+    copies = [each for each in again if each.kind in MESSAGE_KINDS]
+    assert await journal.bodies(copies, whole=True) == whole
+    assert await journal.bodies(copies) == shown
     for compaction in (each for each in again if each.kind == Kind.COMPACTION):
         assert b"what was before" in await journal.snapshot(head, compaction)
 

@@ -36,15 +36,15 @@ async def test_a_flipped_bit_is_reported_or_changes_no_content(keys: Keyring | N
     whole = store._objects[manifest.file_key]
     good = await _read(life.packs, manifest)
     footer_at = manifest.size_bytes - manifest.footer_bytes
-    told = 0
+    refusals = 0
     for at in range(0, footer_at, 9):
         store._objects[manifest.file_key] = flip_bit(whole, 8 * at + at % 8)
         try:
             # A page has its checksum; what stands before it is refused or does not matter.
             assert await _read(life.packs, manifest) == good, at
         except BlobCorrupt:
-            told += 1
-    assert told > footer_at // 9 * 3 // 4
+            refusals += 1
+    assert refusals > footer_at // 9 * 3 // 4
     for at in range(footer_at, manifest.size_bytes, 11):
         store._objects[manifest.file_key] = flip_bit(whole, 8 * at + at % 8)
         with pytest.raises(BlobCorrupt, match="the footer of archive"):
@@ -68,8 +68,8 @@ async def _forge(
     store, manifest = life.packs.store, await life.write_archive()
     path.write_bytes(await store.get(manifest.file_key))
     table = pq.read_table(path)
-    said = table.schema.metadata[b"everlong"] if facts is None else facts
-    pq.write_table(change(table).replace_schema_metadata({b"everlong": said}), path)
+    metadata = table.schema.metadata[b"everlong"] if facts is None else facts
+    pq.write_table(change(table).replace_schema_metadata({b"everlong": metadata}), path)
     await store.delete([manifest.file_key])
     await store.put(manifest.file_key, path.read_bytes())
     return dataclasses.replace(manifest, **vars(writer._hash_file(path)))
@@ -120,7 +120,7 @@ async def test_an_export_is_verified_whole(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store))
     manifest = await life.write_archive()
-    # The first byte of all, which nobody reads.
+    # The first byte of the file, which no read of its content needs.
     store._objects[manifest.file_key] = flip_bit(store._objects[manifest.file_key], 0)
     with pytest.raises(BlobCorrupt, match="its bytes differ from those that were written"):
         await writer.export(life.packs, manifest, tmp_path / "ops-7.parquet")

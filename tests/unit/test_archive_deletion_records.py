@@ -42,10 +42,10 @@ async def test_a_deletion_record_reads_back_and_changes_no_archive(
     store = MemoryBlobStore()
     life = await build_thread(PackStore(store, keys))
     manifest = await life.write_archive()
-    told = make_record(manifest)
-    freed_id = await manifests.write_freed(life.packs, told)
+    record = make_record(manifest)
+    freed_id = await manifests.write_freed(life.packs, record)
     assert (
-        await manifests.read_freed(life.packs, life.thread, manifest.archive_id, freed_id) == told
+        await manifests.read_freed(life.packs, life.thread, manifest.archive_id, freed_id) == record
     )
     assert await manifests.list_ids(store, life.thread) == [manifest.archive_id]
     assert await manifests.load_newest(life.packs, life.thread) == manifest

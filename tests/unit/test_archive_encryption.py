@@ -56,9 +56,9 @@ async def test_no_message_is_stored_in_plain_text() -> None:
     manifest = await life.write_archive()
     data = await store.get(manifest.file_key)
     _, listed = await stored_manifest(store, manifest)
-    for said in ("why is it slow", "x" * 100, "it is over", "eu-1", "search_logs", "steps_max"):
-        assert said.encode() not in data
-        assert said not in listed
+    for text in ("why is it slow", "x" * 100, "it is over", "eu-1", "search_logs", "steps_max"):
+        assert text.encode() not in data
+        assert text not in listed
     assert manifest.key_id == "k1"
     archive = await StoredArchive.open(life.packs, manifest)
     assert archive.facts.reason == "it is over"

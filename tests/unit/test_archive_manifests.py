@@ -161,8 +161,8 @@ async def test_a_duplicate_field_is_refused_even_if_the_digest_matches() -> None
     doubled = manifests.dump_prefix(fields).replace(
         b'"agent": "ops"', b'"agent": "ops",\n  "agent": "ops"'
     )
-    told = doubled + b',\n  "digest": "'
-    data = told + hashlib.sha256(told).hexdigest().encode() + b'"\n}\n'
+    prefix = doubled + b',\n  "digest": "'
+    data = prefix + hashlib.sha256(prefix).hexdigest().encode() + b'"\n}\n'
     with pytest.raises(BlobCorrupt, match="fields that no writer gives it"):
         manifests.load(data, make_key(manifest))
 

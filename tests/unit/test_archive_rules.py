@@ -126,7 +126,7 @@ async def test_an_ended_thread_is_due_unless_its_journal_is_archived(
     assert (await ended_threads.archive()).archived
     await life.write_archive()
     assert not (await ended_threads.archive()).archived
-    # Reset, or begun anew under its id, and ended again.
+    # Reset, or started again under its id, and ended again.
     ended_threads.heads["ops-7"] = None
     assert (await ended_threads.archive()).archived
     # Only reset: the run that had ended is listed still.
@@ -168,8 +168,8 @@ async def test_an_unreadable_archive_is_named_and_not_archived_at_each_sweep(
     for _ in range(3):
         found = await ended_threads.archive()
         assert (list_archived(found), found.failed, ended_threads.asked) == ([], (), [])
-        [told] = found.unreadable
-        assert told.startswith(f"thread ops-7: an archive cannot be read and is skipped: {name}")
+        [warning] = found.unreadable
+        assert warning.startswith(f"thread ops-7: an archive cannot be read and is skipped: {name}")
     assert name in caplog.text
     # It is in the report of the sweep, which people see.
     preserved = await archives.archive_before_sweep(CLIENT, life.packs)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every operation that the API describes: method, path, and what is said of it."""
+    """Yield each operation of the API: its method, its path, and its description."""
     paths = create_admin_app(make_context(), Access()).openapi()["paths"]
     for path, methods in paths.items():
         for method, operation in methods.items():
@@ -350,10 +350,10 @@ async def test_a_named_user_cannot_act_as_another() -> None:
     user = access.find_by_token(TOKENS[Role.OPERATOR])
     assert user is not None
     assert user.resolve_author("Mallory") == "Operator"
-    nobody = Access().authenticate({}, "127.0.0.1")
-    assert nobody is not None
-    assert nobody.resolve_author(" ana ") == "ana"
+    anonymous = Access().authenticate({}, "127.0.0.1")
+    assert anonymous is not None
+    assert anonymous.resolve_author(" ana ") == "ana"
     assert (
-        nobody.resolve_author("ana\n\x1b[31m\u202e") == "ana  [31m"
-    )  # It stands in journals and logs.
-    assert nobody.resolve_author("")  # The system's name for whoever runs it.
+        anonymous.resolve_author("ana\n\x1b[31m\u202e") == "ana  [31m"
+    )  # It is printed in journals and logs.
+    assert anonymous.resolve_author("")  # The system user's name.

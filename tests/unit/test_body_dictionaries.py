@@ -127,7 +127,7 @@ async def test_a_long_message_does_not_repeat_its_excerpt(end_bytes: int) -> Non
     # Hex digits with spaces take about half of their bytes.
     assert written_bytes < alone_bytes - (20_000 + end_bytes) * 0.4
     assert await PackStore(packs.store).read_body(ref) == long
-    # Whoever reads the excerpt reads nothing else.
+    # A reader of the excerpt needs no other pack.
     assert (await open_pack(packs, excerpt)).sources == []
 
 

@@ -84,7 +84,7 @@ async def test_the_directory_is_private_to_its_user(disk: Path, backend: Countin
     for path in disk.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
     (root,) = disk.iterdir()
-    disk.chmod(0o755)  # What lies in it is private all the same, also if it was opened up.
+    disk.chmod(0o755)  # Its content stays private although the folder was opened.
     root.chmod(0o770)
     assert await open_cache(backend, disk).get("v1/a") == b"x"
     assert root.stat().st_mode & 0o777 == 0o700

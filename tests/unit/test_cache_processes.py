@@ -69,7 +69,7 @@ def start(disk: Path, seed: int, rounds: int) -> "subprocess.Popen[str]":
 
 @contextlib.contextmanager
 def suspend_all(workers: list["subprocess.Popen[str]"]) -> Iterator[None]:
-    """Hold all of them, so that what lies on the disk is what lay there at one moment."""
+    """Suspend all workers, so that the disk shows the state of one moment."""
     for worker in workers:
         worker.send_signal(signal.SIGSTOP)
     for worker in workers:

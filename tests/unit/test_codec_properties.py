@@ -66,7 +66,7 @@ async def test_decode_returns_what_was_encoded(
         encoded = await each.encode(items)
         assert await codec.decode(encoded) == items
         assert await EverlongCodec(store, keys=KEYS[keys]).decode(encoded) == items
-        # What is encoded may be encoded again, by someone who does not know.
+        # A caller may encode a payload that is already encoded, without knowing it.
         assert await codec.decode(await codec.decode(await each.encode(encoded))) == items
 
 

@@ -52,7 +52,7 @@ class DownStore(MemoryBlobStore):
 class SilentStore(MemoryBlobStore):
     async def get(self, key: str) -> bytes:
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("the event is never set")
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ async def test_the_ui_gets_a_button_for_a_large_value_and_no_blob_is_read() -> N
         assert reference.claim_data["size"] == "131,073 bytes"
         assert await store.get(reference.claim_data["key"])
         assert all(text.decode() for text in placeholder.metadata.values())
-        # Whoever sends back what /decode gave finds the value too.
+        # A client that sends back the placeholder from /decode gets the value too.
         for path in ("/download", "/decode"):
             assert from_json(await client.post(path, json=as_json(placeholder))) == [HUGE]
 
@@ -179,7 +179,7 @@ async def test_a_configured_token_is_required(
     async with browser(store, token="t", host="everlong.internal") as client:
         response = await client.post(path, json=as_json(ref), headers={"authorization": header})
     assert response.status_code == status
-    # The CLI does not show what it is told, so the log does.
+    # The CLI does not show the refusal, so the server logs it.
     route = path.rpartition("/")[2]
     assert (f"/{route} answered 401" in caplog.text) is (status == 401)
 

@@ -194,7 +194,7 @@ def test_decided_approvals_are_decisions_and_pending_ones_are_open() -> None:
     thread.user("Deploy it.")
     thread.note(Kind.ASKED, id="2-0", tool="deploy", arguments='{"env": "prod"}', asked_ms=0)
     thread.note(Kind.ASKED, id="2-1", tool="page", arguments='{"who": "ops"}', asked_ms=0)
-    thread.note(Kind.DECIDED, id="2-1", approve=False, by="nobody", escalated=True)
+    thread.note(Kind.DECIDED, id="2-1", approve=False, by="chief", escalated=True)
     thread.note(Kind.DECIDED, id="2-0", approve=True, by="Dana", reason="the tests pass")
     base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
     text = summarise_entry(base)

@@ -73,15 +73,15 @@ def test_a_worker_has_a_version_only_if_the_environment_names_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({"EVERLONG_DEPLOYMENT": "ops"}, "EVERLONG_BUILD_ID is not set"),
         ({"EVERLONG_BUILD_ID": "2"}, "EVERLONG_DEPLOYMENT is not set"),
         ({"EVERLONG_DEPLOYMENT": "o.ps", "EVERLONG_BUILD_ID": "2"}, "cannot have a dot"),
     ],
 )
-def test_half_a_version_is_refused(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_half_a_version_is_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         require_deployment(load_settings(environment))
 
 

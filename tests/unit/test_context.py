@@ -95,7 +95,7 @@ def test_results_follow_their_calls_in_call_order() -> None:
     thread.result(f"{seq}-1", "second")
     thread.user("stop")
     thread.result(f"{seq}-0", "first")
-    thread.result("nobody", "an orphan")
+    thread.result("unknown", "an orphan")
     assert [message.text for message in build_shown_context(None, thread.items)] == [
         "",
         "first",

@@ -80,7 +80,7 @@ async def test_a_flipped_bit_anywhere_in_a_ref_is_found_or_does_no_harm(keys: Ke
     ref, original = await chain(store, keys)
     found: dict[str, int] = {}
     for bit in bits(ref.SerializeToString(), 100_000):
-        with contextlib.suppress(DecodeError):  # Nobody gets as far as our codec with that.
+        with contextlib.suppress(DecodeError):  # Protobuf rejects these before our codec.
             damaged = Payload.FromString(flip_bit(ref.SerializeToString(), bit))
             codec = EverlongCodec(store, keys=keys)
             each = await outcome(codec, damaged, original)
@@ -88,7 +88,7 @@ async def test_a_flipped_bit_anywhere_in_a_ref_is_found_or_does_no_harm(keys: Ke
     assert "shown" not in found
     assert found["not ours"] > 100
     if keys:
-        # All but the size that Temporal is told of is under the tag.
+        # The tag covers everything but the size that is declared to Temporal.
         assert found["RefRefused"] > 8 * 50
         assert found["harmless"] < 40
     else:

@@ -60,7 +60,7 @@ def test_a_true_report_passes() -> None:
         {"decisions": []},
         {"decisions": [*TRUE.decisions, *TRUE.decisions]},
         {"decisions": [dataclasses.replace(TRUE.decisions[0], approve=False)]},
-        {"decisions": [dataclasses.replace(TRUE.decisions[0], by="somebody")]},
+        {"decisions": [dataclasses.replace(TRUE.decisions[0], by="mallory")]},
         {"runaway": dataclasses.replace(RUNAWAY, status="working")},
         {"runaway": dataclasses.replace(RUNAWAY, ended=None)},
         {"runaway": dataclasses.replace(RUNAWAY, counters=Counters(steps=50))},

@@ -64,7 +64,7 @@ def vary(**changes: object) -> Read:
 
 
 class DenyingStore(MemoryBlobStore):
-    """Refuses what it is told to, or gives other bytes."""
+    """Refuses the denied operations, or returns other bytes, or is slow."""
 
     def __init__(self, *denied: str) -> None:
         super().__init__()
@@ -199,8 +199,8 @@ def test_a_silent_worker_is_named() -> None:
     everyone, one = judge_workers(ASKER, ["v", "w"], [read()])
     assert (everyone.status, one.status) == ("warning", "ok")
     assert everyone.text == "1 of 2 answered; no answer from v"
-    [nobody] = judge_workers(ASKER, ["v"], [read(None, "it did not answer", worker="")])
-    assert nobody.status == "warning"
+    [silent] = judge_workers(ASKER, ["v"], [read(None, "it did not answer", worker="")])
+    assert silent.status == "warning"
     unlisted = judge_workers(ASKER, [], [read()])
     assert [each.status for each in unlisted] == ["ok", "ok"]
 
@@ -285,15 +285,15 @@ async def test_only_doctor_payloads_stay_plain() -> None:
             dataclasses.replace(activity(), activity_type=activity_type, workflow_type="t")
         )
 
-    told = payload(b"versions")
-    assert await of(CHECK).encode([told]) == [told]
-    assert await of(CHECK).decode([told]) == [told]
-    assert await of("theirs").encode([told]) != [told]
+    versions = payload(b"versions")
+    assert await of(CHECK).encode([versions]) == [versions]
+    assert await of(CHECK).decode([versions]) == [versions]
+    assert await of("theirs").encode([versions]) != [versions]
 
 
 @pytest.fixture
 def silent_address() -> Iterator[str]:
-    """An address at which somebody listens who never answers."""
+    """An address with a listener that never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -325,8 +325,8 @@ def test_the_doctor_does_not_wait_for_a_silent_server(
     }
     result = CliRunner().invoke(app, [command], env=env)
     assert result.exit_code == exit_code
-    said = f"no Temporal server answers at {silent_address} within"
-    assert said in result.output + str(result.exception)
+    message = f"no Temporal server answers at {silent_address} within"
+    assert message in result.output + str(result.exception)
 
 
 def test_setup_reports_a_missing_server(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ async def test_a_lost_pack_is_not_referenced_again() -> None:
     await codec.encode([payload(body + noise(9000, 1))])
     await store.delete([key])
     reader = EverlongCodec(store).with_context(workflow())
-    # Whoever meets the loss forgets the thread: what it writes now stands alone.
+    # A failed read forgets the thread: the next pack references no earlier one.
     reader._offloader = codec._offloader
     for seed in range(4):  # The writer's own memory has let go of it.
         await codec.encode([payload(noise(200_000, 50 + seed))])

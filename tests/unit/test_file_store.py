@@ -36,7 +36,7 @@ asyncio.run(main())
 
 
 def open_body(key: str, data: bytes) -> bytes:
-    """Return the body of a pack; its key tells its thread and its name."""
+    """Return the body of a pack; its key holds its thread and its name."""
     _, thread, name = key.removesuffix(".pack").split("/")
     return Pack(data, bytes.fromhex(name), thread, None).assemble([])
 

@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Server:
-    """Answers as told, and notes what it was asked."""
+    """Gives scripted answers, and records its requests."""
 
     namespace = "default"
 

@@ -39,7 +39,7 @@ async def read(root: Path, ref: PackRef) -> bytes:
 
 
 async def measure_peak(root: Path, ref: PackRef) -> tuple[int, int]:
-    """Read a pack; return the bytes of its data, and what Python took at its peak beside them."""
+    """Read a pack; return the size of its data, and the peak of other memory, both in bytes."""
     tracemalloc.start()
     try:
         data = await read(root, ref)

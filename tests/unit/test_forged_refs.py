@@ -111,7 +111,7 @@ async def test_a_journal_reads_nothing_of_another_thread() -> None:
 async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_thread(
     keys: dict[str, bytes] | None, metadata: dict[str, bytes]
 ) -> None:
-    """Whoever may start a workflow under an id can have a worker store anything in its place."""
+    """A client that may start a workflow under an id can make a worker store any data for that id."""
     packs = PackStore(MemoryBlobStore(), None if keys is None else Keyring(keys))
     victim, other = thread_key("default", "victim"), thread_key("default", "other")
     secret = build_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)

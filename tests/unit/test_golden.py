@@ -103,11 +103,11 @@ async def test_a_golden_journal_is_read() -> None:
 async def test_golden_archives_are_read(listed: str, file: str, keys: Keyring | None) -> None:
     store = MemoryBlobStore()
     packs = PackStore(store, keys)
-    told = json.loads(read_golden(listed))
-    place = f"archive/v1/{told['thread']}/{told['archive_id']}"
+    fields = json.loads(read_golden(listed))
+    place = f"archive/v1/{fields['thread']}/{fields['archive_id']}"
     await store.put(f"{place}.json", read_golden(listed))
     await store.put(f"{place}.parquet", read_golden(file))
-    manifest = await manifests.read(packs, THREAD, told["archive_id"])
+    manifest = await manifests.read(packs, THREAD, fields["archive_id"])
     archive = await writer.verify(packs, None, None, manifest)
     assert (archive.facts.by, archive.facts.status.agent) == ("ann", "ops")
     past = ArchivedJournal(archive)
@@ -131,9 +131,9 @@ async def test_golden_archives_are_read(listed: str, file: str, keys: Keyring | 
     )
     journal = Journal(packs, thread_key("default", "b"))
     again = await journal.read(revived.head)
-    said = [entry for entry in again if entry.kind in MESSAGE_KINDS]
-    assert await journal.messages(said, whole=True) == whole
-    assert await journal.messages(said) == shown
+    copies = [entry for entry in again if entry.kind in MESSAGE_KINDS]
+    assert await journal.messages(copies, whole=True) == whole
+    assert await journal.messages(copies) == shown
     # The columns are those of today, too: a change of them needs a version of its own.
     assert archive.file.names == parquet.SCHEMA.names
 

@@ -105,14 +105,16 @@ async def test_bodies_without_a_length_are_bounded_too() -> None:
 
     kind = {"content-type": "application/json"}
     async with open_http_client() as client:
-        said = await client.post("/api/v1/threads/a/pause", content=b" " * 5_000_000, headers=kind)
-        unsaid = await client.post(
+        declared = await client.post(
+            "/api/v1/threads/a/pause", content=b" " * 5_000_000, headers=kind
+        )
+        undeclared = await client.post(
             "/api/v1/threads/a/pause",
             content=parts(),  # type: ignore[arg-type]
             headers=kind,
         )
-    assert (said.status_code, unsaid.status_code) == (413, 413)
-    assert unsaid.json()["error"]["type"] == "TooLarge"
+    assert (declared.status_code, undeclared.status_code) == (413, 413)
+    assert undeclared.json()["error"]["type"] == "TooLarge"
 
 
 @pytest.mark.parametrize(

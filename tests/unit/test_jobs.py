@@ -84,7 +84,7 @@ async def test_the_error_of_a_job_is_raised_to_its_waiter_and_reported_to_others
         await jobs.wait(job.id)
     found = jobs.find(job.id)
     assert found is not None
-    # The words of an error that nobody expects may hold content.
+    # The text of an unexpected error may hold a thread's content.
     assert "holds" not in found.text
 
 

@@ -142,9 +142,9 @@ async def test_only_messages_are_messages() -> None:
     log = journal()
     calls = (ToolCall(id="c1", tool="read", arguments="{}"),)
     reply = Message(role="assistant", text="Look.", tool_calls=calls)
-    said = Entry(seq=1, kind=Kind.REPLY, time_ms=0, size_bytes=0, body=build_body(reply), tokens=5)
+    first = Entry(seq=1, kind=Kind.REPLY, time_ms=0, size_bytes=0, body=build_body(reply), tokens=5)
     note = Entry(seq=2, kind=Kind.CONTROL, time_ms=0, size_bytes=20, data={"action": "pause"})
-    head, _ = await log.append(None, [said, note])
+    head, _ = await log.append(None, [first, note])
     read = await log.read(head)
     assert read[1] == note
     assert await log.messages(read[:1]) == [reply]
@@ -299,8 +299,8 @@ async def test_a_segment_of_version_1_or_of_none_is_refused_by_name(
 ) -> None:
     store = MemoryBlobStore()
     packs = PackStore(store)
-    said = {"role": "user", "text": "hello", "tool_calls": [], "call_id": ""}
-    entries = [{"seq": 1, "kind": "message", "time_ms": 1, "size_bytes": 9, "message": said}]
+    message = {"role": "user", "text": "hello", "tool_calls": [], "call_id": ""}
+    entries = [{"seq": 1, "kind": "message", "time_ms": 1, "size_bytes": 9, "message": message}]
     text = to_json({"before": [], "entries": entries, **version})
     ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, text)
     named = f"segment version {version['version']} is not" if version else r"at \('version',\)"

@@ -33,7 +33,7 @@ def make_fork_entry(seq: int) -> Entry:
 async def store_segment(
     store: MemoryBlobStore, thread_id: str, segment: Segment, count: int = 1
 ) -> SegmentRef:
-    """Store a segment as nobody would write it."""
+    """Store a segment that no writer would create."""
     thread = thread_key("default", thread_id)
     ref, _ = await PackStore(store).write_body(thread, Kind.SEGMENT, serialize_segment(segment)[0])
     return SegmentRef(ref=ref, first_seq=1, count=count, folded=not segment.entries)

@@ -133,7 +133,7 @@ async def test_the_store_lists_archives_without_the_keys() -> None:
     listed = await store.get(
         manifests.make_archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
     )
-    # Ids, agents and counts stand there; what was said, by whom and why, does not.
+    # The manifest has ids, agents and counts in plain text, but no messages, authors or reasons.
     assert b'"thread_id": "ops-7"' in listed
     assert b"it is over" not in listed
     with pytest.raises(KeyMissing):

@@ -96,7 +96,7 @@ def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> N
         unseal(HEADER.pack(b"EVLG", 1, 1, 0, 10) + bomb)
     with pytest.raises(BlobCorrupt, match="declares"):
         unseal(HEADER.pack(b"EVLG", 1, 1, 0, limits.OBJECT_BYTES_MAX + 1) + bomb)
-    # A frame that does not tell its size cannot be trusted to be small.
+    # A frame without a declared size could inflate to any size.
     stream = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
     with pytest.raises(BlobCorrupt, match="disagree"):
         unseal(HEADER.pack(b"EVLG", 1, 1, 0, 10) + stream)
@@ -108,7 +108,7 @@ def test_a_small_object_that_would_inflate_beyond_its_bound_is_refused() -> None
         bomb = zstandard.ZstdCompressor().compress(data)
         with pytest.raises(BlobCorrupt, match="declares"):
             unseal(b"\x03" + bomb[4:])
-    # A frame that does not tell its size, or that is none.
+    # A frame without a declared size, and data that is no frame.
     stream = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
     for data in (stream[4:], b"", b"\xff" * 20):
         with pytest.raises(BlobCorrupt):

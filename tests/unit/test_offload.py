@@ -236,7 +236,7 @@ async def test_a_full_completion_raises_while_the_store_is_down(
 
 
 async def lose_payload(codec: EverlongCodec, item: Payload, store: FaultyStore, how: str) -> None:
-    """Encode a payload that never becomes durable, or of which nobody learns that it did."""
+    """Encode a payload that never becomes durable, or whose durability is not confirmed."""
     if how == "unavailable":
         store.fail(3)
         with pytest.raises(StoreUnavailable):

@@ -223,7 +223,7 @@ def test_a_pack_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPa
         read(stored, name, None)
 
 
-# What follows is forged: someone who may write to the store and to history made it.
+# The packs below are forged by an attacker who can write to the store and to history.
 
 
 def forge(
@@ -306,17 +306,17 @@ def test_a_frame_with_a_false_declaration_is_refused(
 
 
 def test_a_frame_header_with_a_false_size_is_refused() -> None:
-    for lie in (10, 1000, FRAME_BYTES - 1):
+    for declared in (10, 1000, FRAME_BYTES - 1):
         honest = zstandard.ZstdCompressor().compress(bytes(FRAME_BYTES - 5))
         # The content size stands in four bytes after magic and descriptor, as the window does not.
         assert honest[5:9] == (FRAME_BYTES - 5).to_bytes(4, "little")
-        lying = honest[:5] + lie.to_bytes(4, "little") + honest[9:]
+        forged = honest[:5] + declared.to_bytes(4, "little") + honest[9:]
         assert "decompress" in read_refused(
-            forge(size_bytes=lie, frames=[(1, lie, lying)], extents=[(0, 0, lie)])
+            forge(size_bytes=declared, frames=[(1, declared, forged)], extents=[(0, 0, declared)])
         )
-    untold = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
+    undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
     assert "disagree" in read_refused(
-        forge(size_bytes=3, frames=[(1, 10, untold)], extents=[(0, 0, 3)])
+        forge(size_bytes=3, frames=[(1, 10, undeclared)], extents=[(0, 0, 3)])
     )
 
 

@@ -19,7 +19,7 @@ def start(tmp_path: Path, arguments: list[str]) -> ManagedProcess:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet counts as ended."""
+    """Return whether a process has ended; a zombie counts as ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -303,8 +303,8 @@ async def test_a_deadline_denies_or_asks_others(on_deadline: str, pending: int) 
 async def test_a_failure_ends_a_turn_once_it_is_journalled() -> None:
     history = History().send(1)
     history.failed(history.scheduled(CALL_MODEL), "Refused", "no").task()
-    said = build_entry(2, Kind.FAILURE, Message(role="failure", text="no"), 1)
-    appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(said,)))
+    refusal = build_entry(2, Kind.FAILURE, Message(role="failure", text="no"), 1)
+    appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(refusal,)))
     assert (await history.progress()).answered == 0
     seen = (
         await history.completed(appending, AppendResult(head=head(2), written_bytes=1))

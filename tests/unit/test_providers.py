@@ -251,7 +251,7 @@ async def test_settings_of_the_agent_override_those_of_the_model(open_models: Op
 async def test_a_reply_without_usage_or_with_an_unknown_model_costs_nothing(
     name: str, open_models: Opener
 ) -> None:
-    async with ProviderServer({**FORMATS[name]("Hi."), "model": "nobody-knows"}) as server:
+    async with ProviderServer({**FORMATS[name]("Hi."), "model": "of-no-provider"}) as server:
         reply = await open_models(server, name).reply("", ASK, [])
     assert (reply.tokens, reply.cost_usd) == (1100, 0.0)
 

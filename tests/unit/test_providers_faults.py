@@ -273,7 +273,7 @@ async def test_a_cancelled_call_ends_at_once(name: str, open_models: Opener) -> 
 @every_format
 async def test_an_unreachable_provider_is_retryable(name: str, open_models: Opener) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # Bound, and nobody listens: connections are refused.
+        taken.bind(("127.0.0.1", 0))  # Bound without a listener: connections are refused.
         server = ProviderServer(fake_provider.error(500))
         server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ModelUnavailable, match="the provider cannot be reached"):

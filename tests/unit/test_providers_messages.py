@@ -238,8 +238,8 @@ async def test_no_provider_is_sent_a_blank_text(name: str, result: str, reply: M
 
 async def test_an_empty_reply_does_not_end_with_its_thinking() -> None:
     native = {**NATIVE, "parts": [NATIVE["parts"][0], {"part_kind": "text", "content": " "}]}
-    said = Message(role="assistant", text=" ", native=native)
-    body = await capture_request("anthropic", [USER, said, USER])
+    empty = Message(role="assistant", text=" ", native=native)
+    body = await capture_request("anthropic", [USER, empty, USER])
     assert [block["type"] for block in body["messages"][1]["content"]] == ["thinking", "text"]
     assert NO_OUTPUT in strings(body["messages"][1])
 
@@ -277,7 +277,7 @@ roles = st.sampled_from([USER, ASSISTANT, RESULT_A, RESULT_B, ANSWER, FAILURE])
 @given(st.lists(roles, max_size=12))
 def test_any_conversation_is_sent_in_a_valid_form(messages: list[Message]) -> None:
     sent = build_request("Be brief.", messages)
-    said = json.dumps([str(part) for each in sent for part in each.parts])
+    dumped = json.dumps([str(part) for each in sent for part in each.parts])
     assert not sent or isinstance(sent[0], ModelRequest)
     for before, after in itertools.pairwise(sent):
         assert before.kind != after.kind
@@ -290,4 +290,4 @@ def test_any_conversation_is_sent_in_a_valid_form(messages: list[Message]) -> No
             assert (set(returned), len(returned)) == (wanted, len(wanted))
         elif calls:
             assert isinstance(sent[number + 1], ModelRequest)
-    assert said.count("one") >= sum(message is RESULT_A for message in messages)
+    assert dumped.count("one") >= sum(message is RESULT_A for message in messages)

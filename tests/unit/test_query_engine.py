@@ -193,8 +193,8 @@ print(asyncio.run(run(Path(sys.argv[1]))).rows, "duckdb" in sys.modules)
 @pytest.mark.guarantee(102)
 def test_no_statement_is_parsed_in_the_process_that_asks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ALONE, str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert said.stdout == "((1,),) False\n"
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert finished.stdout == "((1,),) False\n"
 
 
 async def test_values_are_json_types(tmp_path: Path) -> None:

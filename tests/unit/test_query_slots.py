@@ -17,7 +17,7 @@ from everlong.admin.web.routes.queries import (
 
 
 class SlotHolder:
-    """Takes slots, each in a task of its own, until it is told to end."""
+    """Takes slots, each in a task of its own, and holds each until its task is cancelled."""
 
     def __init__(self, slots: QuerySlots) -> None:
         self._slots = slots

@@ -165,13 +165,13 @@ async def test_a_search_without_a_match_stops_at_the_bound_and_can_continue() ->
     while calls < 30:
         calls += 1
         with use_session(journalled.session()):
-            said = await recall(**asked)  # type: ignore[arg-type] # as a model writes them
+            answer = await recall(**asked)  # type: ignore[arg-type] # as a model writes them
         assert journalled.store.gets < 12
-        if not said.startswith("[more"):
+        if not answer.startswith("[more"):
             break
-        assert parse_arguments(said)["seq"] > asked["seq"]  # type: ignore[operator] # both are numbers
-        asked = parse_arguments(said)
-    assert said.startswith("21 message: ")
+        assert parse_arguments(answer)["seq"] > asked["seq"]  # type: ignore[operator] # both are numbers
+        asked = parse_arguments(answer)
+    assert answer.startswith("21 message: ")
     assert 5 < calls < 15
 
 
@@ -199,11 +199,11 @@ async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_continue(
     while calls < 10:
         calls += 1
         with use_session(journalled.session()):
-            said = await recall(**asked)  # type: ignore[arg-type] # as above
+            answer = await recall(**asked)  # type: ignore[arg-type] # as above
         assert journalled.store.gets < 20
-        if "the needle" in said:
+        if "the needle" in answer:
             break
-        asked = parse_arguments(said)
+        asked = parse_arguments(answer)
     assert calls == 4
     with use_session(journalled.session()), pytest.raises(ValueError, match="from entry 138 on"):
         await recall(ref="deadbeef")
@@ -234,5 +234,5 @@ async def test_recall_finds_everything_that_compaction_omitted() -> None:
     with use_session(journalled.session()):
         for text in lost[:: len(lost) // 60]:
             pattern = text[:200].replace("*", "\\*")
-            said = await recall(pattern=pattern)
-            assert text[:200] in said, said[:500]
+            answer = await recall(pattern=pattern)
+            assert text[:200] in answer, answer[:500]

@@ -97,9 +97,9 @@ async def test_the_sender_of_a_message_is_in_the_archive_and_in_a_revived_journa
     await life.add(dataclasses.replace(entry, data={"by": "ann"}))
     await life.compact()
     again = await revive_thread(life, await life.write_archive(), "again")
-    [said] = await again.journal.read(again.head, 1, 1)
-    assert said.data == {"by": "ann"}
-    [message] = await again.journal.messages([said])
+    [note] = await again.journal.read(again.head, 1, 1)
+    assert note.data == {"by": "ann"}
+    [message] = await again.journal.messages([note])
     assert message.text == "hello"
 
 

@@ -55,7 +55,7 @@ def test_a_pack_in_continuous_use_is_rewritten_within_a_day() -> None:
     written = 0
     step = limits.ENCODER_SECONDS_MAX / 2
     while now < 2.5 * limits.ENCODER_PACK_SECONDS_MAX:
-        now += step  # As a task that is tried again for days: nobody reads what it names.
+        now += step  # As in a task that is retried for days: nothing reads its packs.
         plan = memory.plan(b"e", data, "", now)
         if plan.same_as is None:
             assert not plan.contents.sources
@@ -76,7 +76,7 @@ async def test_a_pack_without_own_bytes_is_rewritten_within_a_day() -> None:
     worker, other = (Offloader(PackStore(store)) for _ in range(2))
     worker._memory._clock = other._memory._clock = lambda: now
     whole = noise(300_000)
-    part = payload(whole[:290_000])  # All of it lies in the pack of the whole.
+    part = payload(whole[:290_000])  # The pack of the whole holds all of it.
     inputs = []
     for number in range(2):  # Another worker's payloads go on from the whole, in its pack.
         await other.write(THREAD, payload(whole), whole)

@@ -47,7 +47,7 @@ def load_proxied_access(hosts: str) -> Access:
         ("ops.example.org", "ops.example.org", "https://ops.example.org", True),
         ("ops.example.org", "127.0.0.1:8234", "https://ops.example.org", True),
         ("OPS.example.org", "127.0.0.1:8234", "https://ops.example.org", True),
-        # A port is a part of who one is: what listens on another may be anybody's.
+        # The port is part of the origin: any program may listen on another port.
         ("ops.example.org", "127.0.0.1:8234", "https://ops.example.org:8443", False),
         ("ops.example.org:8443", "127.0.0.1:8234", "https://ops.example.org:8443", True),
         ("ops.example.org:8443", "ops.example.org", "https://ops.example.org:8443", True),

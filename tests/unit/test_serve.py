@@ -32,7 +32,7 @@ class RunningServer:
         self.process, self.port = process, port
 
     def client(self, address: str = "127.0.0.1") -> httpx.AsyncClient:
-        """Return somebody who connects from an address."""
+        """Return a client that connects from an address."""
         transport = httpx.AsyncHTTPTransport(local_address=address)
         url = f"http://127.0.0.1:{self.port}"
         return httpx.AsyncClient(transport=transport, base_url=url, headers=HOST, timeout=60)
@@ -62,16 +62,16 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 @pytest.mark.guarantee(91)
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip"])
 async def test_a_header_makes_no_client_a_proxy(serving: RunningServer, header: str) -> None:
-    told = {**MALLORY, header: f"for={PROXY}" if header == "forwarded" else PROXY}
+    forwarded = {**MALLORY, header: f"for={PROXY}" if header == "forwarded" else PROXY}
     async with serving.client() as client:
-        answer = await client.get("/api/v1/session", headers=told)
+        answer = await client.get("/api/v1/session", headers=forwarded)
     assert answer.status_code == 401
 
 
 async def test_a_trusted_proxy_may_forward_any_user(serving: RunningServer) -> None:
     async with serving.client(PROXY) as client:
-        told = {**MALLORY, "x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
-        answer = await client.get("/api/v1/session", headers=told)
+        forwarded = {**MALLORY, "x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
+        answer = await client.get("/api/v1/session", headers=forwarded)
     assert (answer.json()["name"], answer.json()["via"]) == ("mallory", "proxy")
 
 
@@ -120,5 +120,5 @@ async def test_each_request_is_one_log_line_without_content(serving: RunningServ
     ):
         await wait_for_log(serving, line)
     assert "secret" not in serving.process.output()
-    assert "/static/" not in serving.process.output(), "nobody wants to read of that"
+    assert "/static/" not in serving.process.output(), "requests for static files are logged"
     assert TOKEN not in serving.process.output()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class RunningServer:
-    """A server that runs, over a store that anybody may write."""
+    """A running server, over a store to which attackers can write."""
 
     def __init__(self, process: ManagedProcess, port: int, root: Path) -> None:
         self.process, self.port, self.root = process, port, root
@@ -110,7 +110,7 @@ async def test_concurrent_requests_stay_within_the_servers_bounds(
         *(measure_answer(client, large) for _ in range(4)),
     )
     assert {status for status, _ in found[:8]} <= {200, 503}
-    # Bodies that do not fit beside others are asked for again.
+    # Bodies beyond the memory for concurrent requests get 503, which asks for a retry.
     assert {status for status, _ in found[8:]} == {200, 503}
     assert serving.peak_bytes < PEAK_BYTES_MAX
 

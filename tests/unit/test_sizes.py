@@ -45,16 +45,16 @@ def test_a_size_is_published_after_enough_change(size_bytes: int, now_ms: int, d
 
 def test_the_size_of_a_small_thread_is_not_published_at_every_step() -> None:
     state = thread(1000, PublishedSize(ms=0, thread_bytes=1000))
-    told = 0
+    published = 0
     for step in range(200):
         written = state.counters.written_bytes + 12_000
         state = dataclasses.replace(state, counters=Counters(written_bytes=written))
         if visibility.is_size_due(state, step * 1000, waits=False):
-            told += 1
+            published += 1
             state = dataclasses.replace(
                 state, published_size=visibility.build_published_size(state, step * 1000)
             )
-    assert told == 13  # Of 200 steps, 2.3 MiB in all.
+    assert published == 13  # Of 200 steps, 2.3 MiB in all.
 
 
 def test_idleness_is_published_once_and_is_no_growth() -> None:

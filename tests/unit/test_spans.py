@@ -147,7 +147,7 @@ def test_no_provider_becomes_the_global_one() -> None:
 
 @pytest.mark.parametrize("made", ["TracerProvider()", "create_tracer_provider()"])
 def test_a_global_provider_may_be_set_after_the_plugin_was_made(made: str) -> None:
-    # In a process of its own: a global provider is for good.
+    # In a process of its own: a global provider cannot be replaced.
     script = """
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider

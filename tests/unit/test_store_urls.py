@@ -19,7 +19,7 @@ HIDDEN = "hunter2"
 
 @pytest.fixture(autouse=True)
 def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's own keys and endpoints, and no question to the address of instance roles."""
+    """Remove AWS credentials and endpoints from the environment, and disable the metadata service."""
     names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "DEFAULT_REGION")
     for name in (*names, "ENDPOINT_URL", "ENDPOINT_URL_S3", "CA_BUNDLE"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
@@ -34,7 +34,7 @@ def load_config(url: str) -> dict[str, object]:
 
 @pytest.mark.guarantee(19)
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("s3://", "names no bucket"),
         ("s3:///prefix", "names no bucket"),
@@ -71,10 +71,10 @@ def load_config(url: str) -> dict[str, object]:
         (f"s3://[{HIDDEN}", "cannot be read"),
     ],
 )
-def test_an_invalid_url_is_refused_without_quoting_its_query(url: str, told: str) -> None:
+def test_an_invalid_url_is_refused_without_quoting_its_query(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         open_store(url)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert HIDDEN not in str(raised.value)
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__ or raised.value.__context__ is None

@@ -26,7 +26,7 @@ from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, buil
 from tests.support.sample_payloads import noise, payload
 
 SWEEPS = 3
-"""The first quarantines, the second deletes for good; and the third finds nothing more to do."""
+"""The first quarantines, the second deletes, and the third finds nothing left to do."""
 
 
 @pytest.mark.guarantee(107)
@@ -108,7 +108,7 @@ async def test_young_objects_stay(tmp_path: Path) -> None:
 async def test_each_object_class_has_its_own_retention() -> None:
     world = await small()
     [run, _] = world.all.values()
-    run.payloads = run.payloads[:1]  # A reset: its journal and payloads are nobody's.
+    run.payloads = run.payloads[:1]  # A reset: its journal and payloads are unreachable.
     report = await world.sweep(
         Retention(payload_seconds=0, journal_seconds=9, quarantine_seconds=0)
     )
@@ -200,13 +200,13 @@ async def test_a_read_restores_a_quarantined_object() -> None:
     world.all.clear()
     await world.sweep(AT_ONCE, whole_store=True)
     assert await world.keys() == set()
-    told: list[str] = []
-    packs = open_packs(world.store, on_call=lambda operation, *_: told.append(operation))
+    operations: list[str] = []
+    packs = open_packs(world.store, on_call=lambda operation, *_: operations.append(operation))
     for key in before:
         assert await packs.store.get(key)
         assert (await packs.store.get_range(key, 0, 4)) == b"EVPK"
     assert await world.keys() == before
-    assert told.count("restore") == len(before)
+    assert operations.count("restore") == len(before)
     world.all = runs
     with pytest.raises(BlobMissing):
         await packs.store.get(f"v1/{thread_key(NAMESPACE, 'w0')}/{'0' * 64}.pack")

@@ -103,8 +103,8 @@ async def test_text_that_names_a_payload_is_not_its_ref(tmp_path: Path) -> None:
     for _ in range(2):
         named = await world.append(run, 400)  # A payload in the store, masked, names the head.
     ref = parse_ref(named)
-    said = f"pack 'v1/{ref.thread}/{ref.pack.hex()}.pack' is missing"
-    run.payloads.append(await world.encode("w0", payload(json.dumps(said).encode())))
+    message = f"pack 'v1/{ref.thread}/{ref.pack.hex()}.pack' is missing"
+    run.payloads.append(await world.encode("w0", payload(json.dumps(message).encode())))
     await sweep_twice(world, world.codec, NOTHING_YET, tmp_path)
     run.payloads.append(named)
     for _ in range(SWEEPS):

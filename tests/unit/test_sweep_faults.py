@@ -31,7 +31,7 @@ class UnreadableStore(MemoryBlobStore):
 
     async def get(self, key: str) -> bytes:
         if key in self.stuck:
-            raise StoreUnavailable("it lies in an archive of the store's own")
+            raise StoreUnavailable("the object is in cold storage")
         return await super().get(key)
 
 
@@ -76,7 +76,7 @@ async def test_one_unreadable_object_does_not_block_the_others() -> None:
     report = await world.sweep()
     assert unreached[0] in report.incomplete[0]
     assert report.quarantined.objects == len(unreached) - 1
-    # Nothing goes for good before that is mended.
+    # Nothing is deleted until every object is readable.
     assert (await world.sweep()).purged.objects == 0
     store.stuck = set()
     for _ in range(SWEEPS):

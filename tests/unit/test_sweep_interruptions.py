@@ -65,7 +65,7 @@ async def test_a_sweep_cancelled_while_its_index_works_ends_cleanly(tmp_path: Pa
     thinks.clear()
     sweeping = asyncio.create_task(sweep.run())
     await thinks.wait()
-    for _ in range(3):  # As somebody who has no patience.
+    for _ in range(3):  # As an impatient operator does.
         sweeping.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
@@ -137,12 +137,12 @@ async def test_a_sweep_sends_heartbeats_regularly(monkeypatch: pytest.MonkeyPatc
         run.payloads.append(await world.append(run, 400))
         await world.large("w0")
     store.seconds = 0.7  # As if each call took twelve minutes.
-    told, gaps = time.monotonic(), [0.0]
+    reported_at, gaps = time.monotonic(), [0.0]
 
     def on_progress(_: str) -> None:
-        nonlocal told
-        gaps.append(time.monotonic() - told)
-        told = time.monotonic()
+        nonlocal reported_at
+        gaps.append(time.monotonic() - reported_at)
+        reported_at = time.monotonic()
 
     packs = PackStore(store)
     options = SweepOptions(retention=AT_ONCE)

@@ -283,7 +283,7 @@ async def test_a_sealed_store_is_swept_across_a_rotation_and_not_without_the_old
         for _ in range(3):
             run.payloads.append(await world.append(run, 400))
         run.payloads.append(await world.large("w0"))
-        await world.large("w0")  # Nobody's.
+        await world.large("w0")  # Unreachable.
     before = await world.keys()
     packs = use("k2")
     report = await sweep_with_codec(world, world.codec, packs)

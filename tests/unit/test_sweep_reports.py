@@ -208,10 +208,10 @@ def test_the_command_names_the_sweeping_user(
     monkeypatch.setattr("getpass.getuser", lambda: "bob")
     record.command("--every", "6h")
 
-    def nobody() -> str:
+    def find_no_user() -> str:
         raise KeyError("uid not found")
 
-    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setattr("getpass.getuser", find_no_user)
     _, error = record.command()  # As in a container: it sweeps all the same.
     assert error is None
     assert [each.by for each in record.options] == ["ann", "bob", ""]

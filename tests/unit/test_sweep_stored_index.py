@@ -139,8 +139,8 @@ async def test_a_new_process_for_each_sweep_takes_exactly_the_unreachable_object
             await _step(world, source, 100 + step)
         await world.sweep(whole_store=True)
         await check(world)
-        # An encoder points to what it wrote for a day, and nothing stays in quarantine for so long
-        # here. What lies there is put back when it is read.
+        # An encoder references its packs for a day, and here quarantine is shorter. A new encoder
+        # references none of them, and reading an object restores it from quarantine.
         world.packs = open_packs(world.store)
         world.codec = EverlongCodec(world.packs, inline_bytes_max=1024)
     for _ in range(3):

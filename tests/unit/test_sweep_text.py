@@ -101,7 +101,7 @@ async def test_a_large_payload_does_not_block_the_event_loop(data: bytes) -> Non
 
 @pytest.mark.guarantee(108)
 @pytest.mark.parametrize(
-    "said",
+    "value",
     [
         ref("0" * 32),
         ref(),
@@ -109,11 +109,11 @@ async def test_a_large_payload_does_not_block_the_event_loop(data: bytes) -> Non
         {"result": {"head": {"ref": ref(), "first_seq": 1, "count": 1}}},
         {"head": {"ref": ref("0" * 32), "first_seq": 1, "count": 1}},
     ],
-    ids=["nobody's", "a thread's own", "a segment", "deeper", "a head of nobody"],
+    ids=["of no thread", "of a thread", "a segment", "deeper", "a head of no thread"],
 )
-async def test_a_tool_result_does_not_stop_a_sweep(said: Any) -> None:
+async def test_a_tool_result_does_not_stop_a_sweep(value: Any) -> None:
     world, run = await build_namespace()
-    run.payloads.append(payload(json.dumps(said).encode()))
+    run.payloads.append(payload(json.dumps(value).encode()))
     await world.large("w0")
     report = await world.sweep()
     assert not report.incomplete

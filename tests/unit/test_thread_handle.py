@@ -57,9 +57,9 @@ async def test_controls_are_signals_with_a_name_and_a_reason() -> None:
     thread = everlong.thread(cast("Client", client), "ops-7")
     for control in (thread.pause, thread.unpause, thread.compact, thread.stop):
         await control(by="ann", reason="drill")
-    said = Control(by="ann", reason="drill")
+    expected = Control(by="ann", reason="drill")
     names = ("pause", "unpause", "compact", "stop")
-    assert client.signals == [("ops-7", name, said) for name in names]
+    assert client.signals == [("ops-7", name, expected) for name in names]
 
 
 async def test_an_invalid_decision_is_refused_before_it_is_sent() -> None:

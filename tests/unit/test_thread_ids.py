@@ -99,9 +99,9 @@ def test_a_printable_id_is_accepted_and_shown_unchanged(text: str) -> None:
 def test_an_unprintable_id_is_refused_with_the_rule(text: str) -> None:
     with pytest.raises(ThreadIdRefused, match="An id has 1 to 1,000 bytes in UTF-8") as raised:
         check_new_id(text)
-    said = str(raised.value)
-    assert said.isprintable()
-    assert len(said) < 500
+    message = str(raised.value)
+    assert message.isprintable()
+    assert len(message) < 500
 
 
 @given(st.characters())

@@ -53,8 +53,8 @@ def make_request(seq: int, name: str, **more: object) -> Entry:
 
 
 def make_decision(seq: int, name: str, **more: object) -> Entry:
-    said = {"tool": "restart", "asked_ms": 1, "approve": True, "by": "ann", **more}
-    decision = Decision(id=name, **said)  # type: ignore[arg-type]
+    fields = {"tool": "restart", "asked_ms": 1, "approve": True, "by": "ann", **more}
+    decision = Decision(id=name, **fields)  # type: ignore[arg-type]
     return build_note(seq, Kind.DECIDED, decision, 1000 * seq)
 
 

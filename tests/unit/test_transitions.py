@@ -233,7 +233,7 @@ class ThreadModel(RuleBasedStateMachine):
         return [*self.journal, *self.state.tail, *self.state.notes]
 
     @invariant()
-    def nothing_is_lost_or_told_twice(self) -> None:
+    def nothing_is_lost_or_recorded_twice(self) -> None:
         entries = self.all_entries()
         notes = []
         for entry in entries:
@@ -264,7 +264,7 @@ class ThreadModel(RuleBasedStateMachine):
         assert there == self.results == self.state.counters.tool_calls
 
     @invariant()
-    def answers_are_counted_once_and_lead_to_what_was_said(self) -> None:
+    def answers_are_counted_once_and_lead_to_their_texts(self) -> None:
         state = self.state
         assert state.counters.answered == len(self.ended)
         ended = len(self.ended) + self.failed

@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Server:
-    """Answers polls as told, and notes whether they were to wait."""
+    """Gives scripted answers to polls, and records the stage that each waits for."""
 
     namespace = "default"
     identity = "me"
@@ -51,7 +51,7 @@ class Server:
 
 
 class Handle:
-    """An update that was sent. Its own result is an error of the server, unless told otherwise."""
+    """An update that was sent. Its result is an error of the server, unless another error is given."""
 
     id, workflow_id, workflow_run_id = "message-1", "ops-7", "run-1"
 

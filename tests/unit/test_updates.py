@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Server:
-    """Takes no update that is sent, and answers polls as told."""
+    """Accepts an update only if `takes` is set, and gives scripted answers to polls."""
 
     namespace, identity = "default", "me"
     data_converter = DataConverter.default

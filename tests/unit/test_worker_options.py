@@ -175,7 +175,7 @@ def test_every_setting_has_a_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("EVERLONG_WORKFLOW_TASKS", "1", "is 1; give 2 to 1000"),
         ("EVERLONG_WORKFLOW_TASKS", "1001", "is 1001; give 2 to 1000"),
@@ -190,10 +190,12 @@ def test_every_setting_has_a_variable() -> None:
         ("EVERLONG_IDENTITY", "a\nb", "has 3 characters; give at most 200"),
     ],
 )
-def test_an_out_of_bounds_value_is_refused_with_its_range(name: str, value: str, said: str) -> None:
+def test_an_out_of_bounds_value_is_refused_with_its_range(
+    name: str, value: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         load_settings({name: value})
-    assert str(raised.value).startswith(f"{name} {said}")
+    assert str(raised.value).startswith(f"{name} {message}")
 
 
 OPTIONS = [
@@ -264,7 +266,7 @@ def test_variables_and_options_reach_the_worker(
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("--workflow-tasks=1", "greater than or equal to 2"),
         ("--workflow-tasks=1001", "less than or equal to 1000"),
@@ -276,12 +278,12 @@ def test_variables_and_options_reach_the_worker(
         ("--identity=a\tb", "has 3 characters; give at most 200, all printable"),
     ],
 )
-def test_an_option_out_of_bounds_is_refused(option: str, said: str) -> None:
+def test_an_option_out_of_bounds_is_refused(option: str, message: str) -> None:
     result = CliRunner().invoke(app, ["worker", "everlong.demo:agent", option])
     flat = " ".join(f"{result.output} {result.exception}".replace("│", " ").split())
     assert result.exit_code != 0
     assert option.partition("=")[0] in flat
-    assert said in flat
+    assert message in flat
 
 
 def test_the_help_of_the_worker_names_each_default() -> None:
