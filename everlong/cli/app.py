@@ -1,81 +1,153 @@
-"""Root of the `everlong` command: arguments, errors and exit codes that its commands share.
+"""Root of the `everlong` command: its commands by name, errors and exit codes.
 
 Every command raises errors of `everlong.errors`; `run` alone turns them into a message and an exit code.
+A command's module is imported when the command runs: all of them take over a second of CPU.
 """
 
-import asyncio
 import contextlib
-import getpass
+import importlib
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from temporalio.client import Client
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 import everlong
-from everlong.client.visibility import read_rows
-from everlong.config import load_settings
-from everlong.connection import connect
 from everlong.console import err, out, sanitise
-from everlong.errors import ConfigError, EverlongError
-from everlong.models.thread_ids import check_id, is_new_id
+from everlong.errors import EverlongError
 
-# Shell completion offers ids of the newest threads only, since the shell blocks until it returns.
-_COMPLETE_ROWS: Final = 500
-_COMPLETE_SECONDS_MAX: Final = 2.0
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "demo": (
+        "dev",
+        "Run an agent for 60 steps, kill its worker, resume it, and print the figures.",
+    ),
+    "dev": ("dev", "Start Temporal, a blob store and a worker on this machine, until Ctrl-C."),
+    "worker": ("dev", "Run agents on the configured Temporal server, until Ctrl-C."),
+    "serve": (
+        "dev",
+        "Serve the dashboard, its JSON API, and the codec endpoints of the Temporal UI and CLI.",
+    ),
+    "setup": (
+        "doctor",
+        "Add Everlong's search attributes to the namespace, so that threads can be listed.",
+    ),
+    "doctor": (
+        "doctor",
+        "Check the server, the store, the keys, the clocks and the workers, and suggest fixes.",
+    ),
+    "drain": (
+        "doctor",
+        "Count the runs with Everlong payloads, which cannot be read once the plugin is removed.",
+    ),
+    "threads": (
+        "threads",
+        "List threads: status, sizes, growth, approvals. It queries no thread, so none resumes.",
+    ),
+    "fleet": (
+        "threads",
+        "Show totals of all threads: bytes, growth, resumes, failure loops, store, last sweep.",
+    ),
+    "runs": (
+        "threads",
+        "List a thread's runs, newest first: events, bytes, and links to the Temporal UI.",
+    ),
+    "send": ("threads", "Send a message to a thread and print the answer."),
+    "show": (
+        "threads",
+        "Show a thread's status, counters and sizes, now or after an entry of its journal.",
+    ),
+    "journal": (
+        "threads",
+        "List the entries of a thread's journal. With --json, messages are complete.",
+    ),
+    "approvals": ("approvals", "List the tool calls that wait for approval."),
+    "approve": ("approvals", "Approve a tool call, so that it runs."),
+    "deny": (
+        "approvals",
+        "Deny a tool call. The model sees the denial and the reason, and continues without the result.",
+    ),
+    "limits": ("control", "Show the policy of a thread, or change it while the thread runs."),
+    "pause": (
+        "control",
+        "Pause a thread: it takes no more steps. The step under way finishes; messages are queued.",
+    ),
+    "unpause": (
+        "control",
+        "Let a paused thread continue. If a limit paused it, raise the limit first.",
+    ),
+    "compact": (
+        "control",
+        "Compact a thread's context at its next safe point. The journal keeps every entry.",
+    ),
+    "stop": (
+        "control",
+        "Stop a thread at its next safe point. It takes no more messages; its journal stays.",
+    ),
+    "diff": ("history", "Show what changed in a thread from one entry to a later one."),
+    "fork": (
+        "history",
+        "Start a new thread from another thread's state after an entry. The other thread is unchanged.",
+    ),
+    "archive": (
+        "archives",
+        "Write a thread's journal to one Parquet file, and verify it by reading it back.",
+    ),
+    "archives": ("archives", "List archives, the newest first."),
+    "revive": (
+        "archives",
+        "Start a new thread from an archive. It shares no packs with the archived thread.",
+    ),
+    "sweep": (
+        "sweep",
+        "Free stored objects that no retained history references. They go to quarantine first.",
+    ),
+    "query": ("query", "Query journals and archives in SQL. Read-only."),
+}
+"""Module in `everlong.cli` and summary of each command, in the order of the help."""
+
+# Set in a context whose help is printed: the help needs summaries only, so no module is imported.
+_IS_HELP: Final = "everlong.is_help"
+
+
+class LazyGroup(TyperGroup):
+    """Commands that are imported when they are used."""
+
+    def __init__(self, **arguments: Any) -> None:
+        summaries = {
+            name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()
+        }
+        super().__init__(**{**arguments, "commands": summaries})
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, from the summaries."""
+        ctx.meta[_IS_HELP] = True
+        super().format_help(ctx, formatter)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; import its module unless only its summary is needed."""
+        if cmd_name not in COMMANDS or ctx.meta.get(_IS_HELP):
+            return super().get_command(ctx, cmd_name)
+        return load_command(cmd_name)
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command, and return the command."""
+    module = importlib.import_module(f"everlong.cli.{COMMANDS[name][0]}")
+    found = typer.main.get_command(module.commands)
+    # An app with a single command is that command.
+    return found.commands[name] if isinstance(found, TyperGroup) else found
+
 
 app = typer.Typer(
+    cls=LazyGroup,
     help="Long-running AI agents on Temporal whose state stays small.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     epilog="Begin with: everlong demo. Then: everlong dev, and in a second terminal everlong send.",
 )
-
-
-def complete_thread_id(incomplete: str) -> list[str]:
-    """Return the thread ids with this prefix, for shell completion; none if anything fails."""
-    try:
-        return asyncio.run(_list_ids(incomplete))
-    except Exception:  # noqa: BLE001 - an error message would land in the line that the user types.
-        return []
-
-
-async def _list_ids(incomplete: str) -> list[str]:
-    async with asyncio.timeout(_COMPLETE_SECONDS_MAX):
-        client = await connect(load_settings())
-        page = await read_rows(client, size=_COMPLETE_ROWS)
-    ids = {row.thread_id for row in page.rows if row.thread_id.startswith(incomplete)}
-    # Other ids are left out: a shell would split them at spaces, and a line break looks like two ids.
-    return sorted(filter(is_new_id, ids))
-
-
-def _check_thread_id(thread_id: str | None) -> str | None:
-    """Reject ids that no thread can have: not UTF-8, or too long."""
-    if thread_id is not None:
-        check_id(thread_id)
-    return thread_id
-
-
-ThreadId = Annotated[
-    str,
-    typer.Argument(
-        help="The thread's id, which is its workflow id.",
-        autocompletion=complete_thread_id,
-        callback=_check_thread_id,
-    ),
-]
-OptionalThreadId = Annotated[
-    str | None,
-    typer.Argument(help="Only this thread; all threads by default.", callback=_check_thread_id),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-By = Annotated[str, typer.Option(help="Your name, for the journal; by default your user name.")]
-Reason = Annotated[str, typer.Option(help="Your reason, for the journal.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would happen; change nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,32 +163,6 @@ def main(
     ] = False,
 ) -> None:
     """Run agents for months, and see how much state they use."""
-
-
-def resolve_name(by: str) -> str:
-    """Return the name given with `--by`, or else the name of the system's user."""
-    if by:
-        return by
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        raise ConfigError("the system has no user name for this process. Add --by NAME") from None
-
-
-def confirm(what: str, *, yes: bool) -> None:
-    """Ask for confirmation of a final action, unless `yes` is set or there is no terminal."""
-    if yes or not sys.stdin.isatty():
-        return
-    typer.confirm(f"{what} Continue?", abort=True)
-
-
-def run_with_client(work: Callable[[Client], Awaitable[None]]) -> None:
-    """Connect to the configured server, and run `work` with the client."""
-
-    async def connect_and_work() -> None:
-        await work(await connect(load_settings()))
-
-    asyncio.run(connect_and_work())
 
 
 def run() -> NoReturn:

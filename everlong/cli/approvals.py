@@ -7,7 +7,7 @@ import typer
 from temporalio.client import Client
 
 from everlong.admin.approvals import list_approvals
-from everlong.cli.app import (
+from everlong.cli.options import (
     By,
     Json,
     OptionalThreadId,

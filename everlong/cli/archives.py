@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.table import Column, Table
 
 from everlong.admin.preview import describe_plan
-from everlong.cli.app import (
+from everlong.cli.options import (
     By,
     Json,
     OptionalThreadId,

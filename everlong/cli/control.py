@@ -9,7 +9,7 @@ import typer
 from temporalio.client import Client
 
 from everlong.admin.preview import Action, preview_action
-from everlong.cli.app import (
+from everlong.cli.options import (
     By,
     DryRun,
     Json,

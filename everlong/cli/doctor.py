@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 from temporalio.client import Client
 
-from everlong.cli.app import Json
+from everlong.cli.options import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.client.search_attributes import set_up
 from everlong.config import Settings, load_settings

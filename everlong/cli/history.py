@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everlong.cli.app import By, Json, ThreadId, resolve_name
+from everlong.cli.options import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
     format_approval,
     format_fact,

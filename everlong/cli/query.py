@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everlong.cli.app import Json
+from everlong.cli.options import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs

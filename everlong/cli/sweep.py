@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
-from everlong.cli.app import By, Json, Reason, resolve_name
+from everlong.cli.options import By, Json, Reason, resolve_name
 from everlong.cli.output import format_time, print_json, print_lines
 from everlong.client.sweeps import (
     list_quarantined,

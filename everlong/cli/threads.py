@@ -13,7 +13,7 @@ from rich.table import Table
 from temporalio.client import Client
 
 from everlong.admin.fleet import check_store_health, load_fleet
-from everlong.cli.app import By, Json, ThreadId, resolve_name
+from everlong.cli.options import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
     build_archive_table,
     build_fleet_rows,

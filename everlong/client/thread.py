@@ -343,3 +343,32 @@ class ThreadHandle:
     async def messages(self) -> list[Message]:
         """Return the whole conversation, long messages in full."""
         return await time_travel.read_messages(self.client, self.packs, self.id)
+
+
+def thread(
+    client: Client,
+    thread_id: str,
+    *,
+    packs: PackStore | None = None,
+    task_queue: str = TASK_QUEUE_DEFAULT,
+) -> ThreadHandle:
+    """Return the handle of a thread, which need not exist yet. It makes no request.
+
+    The client needs the plugin, unless `packs` is the store of the thread. A thread that does not exist
+    is started on `task_queue`.
+    """
+    return ThreadHandle(client, thread_id, packs=packs, task_queue=task_queue)
+
+
+async def ask(
+    client: Client,
+    thread_id: str,
+    text: str,
+    *,
+    agent: str | None = None,
+    task_queue: str = TASK_QUEUE_DEFAULT,
+    seconds_max: float | None = None,
+) -> str:
+    """Send a message to a thread and return the answer: `thread(client, thread_id).ask(text)`."""
+    handle = thread(client, thread_id, task_queue=task_queue)
+    return await handle.ask(text, agent=agent, seconds_max=seconds_max)

@@ -654,3 +654,8 @@ def _make_cursor_error(error: EverlongError) -> EverlongError:
 def _describe_problem(error: Exception) -> str:
     reason = str(error) if isinstance(error, EverlongError) else type(error).__name__
     return f"threads could not be read: {make_printable(reason, 300)}"
+
+
+def threads(client: Client) -> Threads:
+    """Return the threads of the client's namespace, to list, count and find."""
+    return Threads(client)

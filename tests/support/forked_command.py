@@ -14,8 +14,12 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import BinaryIO
 
+from everlong.cli.app import COMMANDS
+
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["everlong.cli"])
+_FORKS.set_forkserver_preload(
+    sorted({f"everlong.cli.{module}" for module, _ in COMMANDS.values()}),
+)
 
 
 def run_command(

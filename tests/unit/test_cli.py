@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
 from everlong.cli import app
-from everlong.cli.app import resolve_name
+from everlong.cli.app import COMMANDS, load_command
 from everlong.cli.control import parse_changes
+from everlong.cli.options import resolve_name
 from everlong.cli.output import build_status_table, format_arguments, print_lines
 from everlong.client.lookup import ThreadSize
 from everlong.errors import ConfigError
@@ -172,9 +172,6 @@ def test_serve_requires_a_token_beyond_loopback(tmp_path: Path) -> None:
     check_failure(result, 2, "EVERLONG_TOKEN", "--allow-anonymous")
 
 
-COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined] # a Group
-
-
 def test_help_lists_every_command(tmp_path: Path) -> None:
     result = everlong("--help", cwd=tmp_path)
     assert result.returncode == 0
@@ -322,3 +319,32 @@ def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> 
 )
 def test_sizes_are_printed_with_units(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_the_help_lists_each_command_with_its_own_summary() -> None:
+    for name, (_, summary) in COMMANDS.items():
+        text = load_command(name).help or ""
+        assert " ".join(text.split("\n\n")[0].split()) == summary, name
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_version_and_help_import_no_command_and_no_client(option: str) -> None:
+    code = (
+        "import contextlib, io, sys; from everlong.cli.app import app\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    app([{option!r}])\n"
+        "print(*sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    modules = result.stdout.split()
+    assert not {"temporalio", "pydantic"}.intersection(modules)
+    ours = [each for each in modules if each.startswith("everlong")]
+    assert sorted(ours) == [
+        "everlong",
+        "everlong.cli",
+        "everlong.cli.app",
+        "everlong.console",
+        "everlong.errors",
+    ]
