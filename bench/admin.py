@@ -175,7 +175,7 @@ async def measure_journals(server: TemporalServer, folder: Path, size: Size) -> 
                     took[thread_id].append(await first_byte_ms(browser, place))
             short, long = (statistics.median(took[each]) for each in lengths)
             rows.append((what, round(short, 1), round(long, 1), round(long / short, 2)))
-            if what == "series":  # So many samples, and in a short journal there are fewer.
+            if what == "series":  # A short journal has fewer samples, so a ratio would mean little.
                 report.add("series of the long one", long, "ms", most=_FIRST_BYTE_MS_MAX)
             else:
                 report.add(f"{what}, long against short", long / short, "times", most=_RATIO_MAX)

@@ -79,7 +79,7 @@ class Pair:
 
     @property
     def queue_off_seconds(self) -> float:
-        """That time minus the one in the span."""
+        """`queue_seconds` minus the attribute of that name in the span."""
         return self.queue_seconds - float(self.span.attributes["everlong.resume.queue_seconds"])
 
 

@@ -30,7 +30,7 @@ def draw(spans: Sequence[Span]) -> list[str]:
     names = {span.span_id: span.name for span in spans}
     labels = [f"{'  ' if span.parent_id in names else ''}{span.name}" for span in spans]
     width = max(map(len, labels))
-    # Of two spans that start at once, parents come first, and siblings by their end.
+    # Spans that start at once: parents come first, then siblings by their end.
     order = sorted(
         zip(spans, labels, strict=True),
         key=lambda each: (each[0].start_ns, each[0].parent_id in names, each[0].end_ns),

@@ -50,7 +50,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 
 _DICTIONARY_BYTES: Final = 8192
-# Of the segments and messages, only short ones are samples: a long text teaches nothing that recurs.
+# Only short segments and messages are samples: a long text has little that recurs.
 _TEXT_BYTES_MAX: Final = 900
 _THREADS: Final = 12
 _STEPS: Final = 24

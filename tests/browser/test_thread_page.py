@@ -143,7 +143,7 @@ async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -
     await stage.threads.wait_for_answers("follow-1", number)
     await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     await expect(page.locator("[data-key='19']")).to_be_visible()
-    # What was opened stays open, and read.
+    # An opened entry stays open, with its text loaded.
     await expect(first.locator("[data-slice]")).to_contain_text("hello")
     assert await page.evaluate("window.kept")
 

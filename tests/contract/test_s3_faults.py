@@ -58,7 +58,7 @@ def every_call(store: BlobStore) -> list[Coroutine[Any, Any, object]]:
 
 
 async def outage(store: BlobStore) -> str:
-    """What every call says at once, which is one thing; in time, and naming the store."""
+    """Make all calls at once; return the cause that all their errors name, with the store, in time."""
     begin = time.monotonic()
     outcomes = await asyncio.gather(*every_call(store), return_exceptions=True)
     assert time.monotonic() - begin < DEAD_SECONDS_MAX
@@ -122,7 +122,7 @@ def test_refusals_of_the_server_become_everlong_errors(
         open_store(s3.url("p").replace(s3.endpoint, endpoint))
     assert time.monotonic() - begin < DEAD_SECONDS_MAX
     assert "quoted" not in str(raised.value)
-    # What the server says may quote the signed request, so a refusal is not chained.
+    # The server's answer may quote the signed request, so a refusal is not chained.
     assert raised.value.__cause__ is None or status >= 500 or status == 301
 
 

@@ -19,7 +19,7 @@ from tests.support.scale import scaled
 
 ROOT = Path(__file__).parents[2]
 NEVER = "0"
-# What a task on a worker that died costs.
+# The time that a workflow task of a killed worker takes to be retried.
 SHORT = timedelta(seconds=2)
 
 

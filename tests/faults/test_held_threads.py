@@ -39,7 +39,7 @@ def pay(euros: int) -> str:
 async def test_decisions_with_long_reasons_do_not_end_a_held_thread(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
-    """What the journal has yet to get may be more than a state has room for."""
+    """Entries that wait for the journal may be larger than a state's bound."""
     store = FlakyStore(tmp_path)
     calls = tuple(call(number, "pay", euros=number) for number in range(limits.TOOL_CALLS_MAX))
 
@@ -163,7 +163,7 @@ async def test_a_deadline_holds_while_the_journal_cannot_be_written(
         monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MAX", 3600.0)
         await thread.send()
         await thread.pending(20)
-        store.down = True  # What was asked is about to be journalled, or is.
+        store.down = True  # The requests for approval are in the journal, or about to be.
         await thread.wait_until(lambda status: status.pending == 0)
         store.down = False
         assert "no decision came in time" in await thread.answer()

@@ -19,7 +19,7 @@ async def test_nothing_is_lost_repeated_or_out_of_order_while_workers_die(
     lives = scaled(2, 12)
     settings = worker_settings(server.address, tmp_path, thread_id)
     campaign = Campaign(server.address, settings, seed=7, count=lives, deaths_max=5)
-    campaign.pause_seconds = (1.0, 2.0)  # So that several fit in, however fast the machine is.
+    campaign.pause_seconds = (1.0, 2.0)  # Short, so that several kills fit in on a fast machine.
     await campaign.run()
     assert campaign.faults == []
     assert campaign.totals["lives"] == lives

@@ -245,7 +245,7 @@ async def failures(scene: Scene) -> None:
 
 
 async def idle(scene: Scene) -> None:
-    """Remembers, forgets, rests, and is asked again."""
+    """Remembers, forgets, becomes idle, and gets another message."""
     await scene.say("keep", "keeper")
     await scene.wait_until(lambda status: status.counters.runs == 2)
     await scene.say("again", "keeper")
@@ -321,7 +321,7 @@ async def deadlines(scene: Scene) -> None:
 
 
 async def forks(scene: Scene) -> None:
-    """Begins as a fork, is asked, rests, and wakes when a fact expires."""
+    """Begins as a fork, gets a message, becomes idle, and wakes when a fact expires."""
     origin = Scene(scene.threads, f"{scene.thread_id}-origin")
     await origin.say("learn", "learner")
     head = (await origin.wait_until(lambda status: status.counters.answered == 1)).head

@@ -70,7 +70,7 @@ async def test_no_valid_or_invalid_request_gets_a_5xx(
 
 def fuzz(base: str, thread_id: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of the tool itself, about its own dependencies.
+        warnings.simplefilter("ignore")  # The tool warns about its own dependencies.
         schema: Any = schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
         for operation in schema.get_all_operations():
             _fuzz(operation.ok(), thread_id)

@@ -135,7 +135,7 @@ async def test_invalid_decisions_are_refused_by_name(drive: Drive) -> None:
         assert "'carol' may not decide" in await refused(first.id, "carol")
         assert "alice or bob may" in await refused(first.id, "Alice")
         assert "`by` must be the name of the approver" in await refused(first.id, "  ")
-        # What is refused leaves nothing in the history.
+        # A refused decision leaves nothing in the history.
         assert len((await thread.histories())[0].events) == events
         await thread.decide(first.id, by="bob")
         assert "has been decided already" in await refused(first.id, "bob")

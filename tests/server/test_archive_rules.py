@@ -36,7 +36,7 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
     agents = (
         build_governed_agent(),
         build_governed_agent(Policy(steps_max=1, on_limit="archive"), name="brief"),
-        # What is queued outlives the run: its tail is journalled, and its inbox is not.
+        # Queued messages outlive the run: its tail is journalled, and its inbox is not.
         build_governed_agent(Policy(idle_seconds=1), name="idle"),
         build_governed_agent(Policy(compact_to_bytes=4 * 1024), name="short"),
     )
@@ -51,7 +51,7 @@ async def wait_for(
 
 
 def has_rolled(status: ThreadStatus) -> bool:
-    """Whether a thread has gone on to another run, with its tail journalled."""
+    """Return whether a thread has rolled to another run, with its tail journalled."""
     return status.counters.runs > 1 and status.tail_entries == 0
 
 

@@ -1,4 +1,4 @@
-"""A short run of the benchmark, so that it keeps working. What it measures is not judged here."""
+"""A short run of the benchmark, so that it keeps working. It does not check the figures."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ async def test_an_overlong_loop_is_measured_up_to_its_time_limit(
     report = await stored_bytes.measure_stored(server.address, tmp_path, size)
     [row] = report.series[0].rows
     assert row[0] == 3
-    # What was not reached is no success.
+    # A step that was not reached is a failure.
     assert [figure.value for figure in report.failed] == [None]
     assert "stopped at step 3" in report.notes[0]
 

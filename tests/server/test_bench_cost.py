@@ -1,4 +1,4 @@
-"""What Temporal bills for a thread, by a short run of the benchmark."""
+"""Billed actions of a thread, by a short run of the benchmark."""
 
 import asyncio
 from pathlib import Path

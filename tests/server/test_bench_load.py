@@ -1,4 +1,4 @@
-"""A short run of `make bench-load`. It asserts no rates and CPU: other tests run at the same time."""
+"""A short run of `make bench-load`. It does not check rates or CPU: other tests use the machine."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ async def test_concurrent_threads_all_answer_before_and_after_a_kill(
         {each.what: each.value or 0 for each in report.figures} for report in (load, storm)
     )
     assert loaded["callers that failed"] == 0
-    # Of each thread: its first task, and one after each of three model calls and two tools.
+    # Each thread has its first task, and one after each of three model calls and two tools.
     assert loaded["everlong: workflow tasks"] >= 6 * 12
     assert {each.what: each.value for each in pair.figures}["callers that failed"] == 0
     assert stormed["not answered"] == 0

@@ -1,4 +1,4 @@
-"""A short run of `make bench-sticky`. It asserts no times: other tests run at the same time."""
+"""A short run of `make bench-sticky`. It checks no times, since other tests run at the same time."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ async def test_threads_of_a_killed_worker_wait_for_the_sticky_timeout(
     assert float(short[killed] or 0) >= 0.5
     assert float(long[killed] or 0) >= 3
     for row in (short, long):
-        # Of each thread: its first task, one after each of two model calls, and one after the tool.
+        # Each thread has its first task, one after each of two model calls, and one after the tool.
         assert int(row["tasks"] or 0) >= 4 * QUICK.threads
         assert int(row["task time-outs"] or 0) == 0
         assert float(row["worker CPU, s"] or 0) > 0

@@ -1,4 +1,4 @@
-"""A short run of `make bench-telemetry`. It asserts no times: other tests run at the same time."""
+"""A short run of `make bench-telemetry`. It checks no times, since other tests run at the same time."""
 
 from pathlib import Path
 

@@ -40,9 +40,9 @@ async def test_a_compacting_agent_continues_with_a_small_context(drive: Drive) -
     watched = WatchedModel(30)
     async with drive([watched.agent()], SMALL) as thread:
         assert await thread.ask("read all pages") == pages_answer(30)
-        status = await thread.stop()  # What it has noted since the last step is journalled now.
+        status = await thread.stop()  # This journals the notes since the last step.
         assert status.counters.compactions >= 3
-        # What one step adds comes on top: the largest page is shown with 32 KiB of it.
+        # One step adds to that: the model is shown at most 32 KiB of a page.
         assert max(watched.sizes) <= 16 * limits.KIB + 33 * limits.KIB
         assert watched.sizes[-1] < 20 * limits.KIB
         assert status.compaction_lag_bytes == 0

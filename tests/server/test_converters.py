@@ -46,7 +46,7 @@ CONVERTERS = {
 
 
 class Report(BaseModel):
-    """What a team with the pydantic converter passes around."""
+    """A model that a team with the pydantic converter passes around."""
 
     day: datetime.date
     text: str

@@ -17,7 +17,7 @@ from everlong.embedded.server import find_free_port
 
 
 class Terminal:
-    """A terminal that runs one command. What was printed is kept."""
+    """A terminal that runs one command and keeps its output."""
 
     def __init__(self, command: list[str], cwd: Path) -> None:
         self._end, end = pty.openpty()

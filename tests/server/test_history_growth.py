@@ -1,4 +1,4 @@
-"""What passes everything to every step stays small, and resumes fast, with no change to its code."""
+"""A loop that passes everything to every step stays small and resumes fast, without code changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -72,7 +72,7 @@ async def test_many_large_inputs_in_one_task_do_not_end_the_workflow(
             )
         blobs = (await threads.size(thread_id)).blobs
     assert total == count * 250_000
-    # What fits into a completion stays inline, and no more than that.
+    # Only payloads that fit into one completion stay inline.
     assert blobs == 20 if count == 20 else 0 < blobs < count
 
 
@@ -147,7 +147,7 @@ async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_p
     )
     puts = large_store.puts
     tiny_seconds, large_seconds = [], []
-    for turn in range(10):  # What others do on this machine only adds to either.
+    for turn in range(10):  # The load of the machine only adds to either time.
         tiny_seconds.append(
             await cold_resume(server.address, tiny_threads, tiny_handle, resume_with_query)
         )

@@ -20,7 +20,7 @@ from everlong.storage import BlobStore
 
 ODD = ("_%a", "_xa", "'quoted'", "\\back\\", " blank ü", ' "AND"', "-1")
 FIRST = 57
-"""Of the numbers from here on, 61 is paused and 407 would wait for an approval."""
+"""Number of the first thread. Thread 61 is paused, and 407 would wait for an approval."""
 
 
 async def start(client: Client, thread_id: str, number: int) -> None:
@@ -103,7 +103,7 @@ async def test_a_real_server_lists_finds_and_counts_like_the_memory_list(
 
 
 async def test_the_visibility_of_a_dev_server_refuses_to_sort(server: TemporalServer) -> None:
-    """If this fails, the server can sort, and lists need an index no more."""
+    """If this fails, the server can sort, and lists no longer need an index."""
     client = await Client.connect(server.address)
     request = ListWorkflowExecutionsRequest(
         namespace=client.namespace, query=f"{QUERY} ORDER BY EverlongStateBytes DESC", page_size=1

@@ -207,7 +207,7 @@ async def schedule(road: Road) -> None:
         memo={"of the schedule": road.value},
     )
     try:
-        # What is sent back is what was described, as it is: it must not be encoded once more.
+        # The update sends back the described payloads, which must not be encoded twice.
         await scheduled.update(_update_note)
         described = await scheduled.describe()
         assert described.raw_description.ByteSize() < HISTORY_BYTES_MAX

@@ -148,7 +148,7 @@ async def test_consecutive_failed_turns_pause_and_an_answer_resets_the_count(
 
 
 async def test_a_context_that_cannot_be_shortened_pauses_the_thread(drive: Drive) -> None:
-    """What belongs to a step under way stays as it is: here, calls with long arguments."""
+    """Compaction does not shorten a step under way: here, calls with long arguments."""
 
     @tool
     def keep(text: str) -> str:

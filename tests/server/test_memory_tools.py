@@ -183,7 +183,7 @@ async def test_recall_finds_the_original_behind_a_shortened_result(drive: Drive)
         answer = await do(thread, "big_log")
         whole = str(big_log.function())
         assert len(whole) > 400_000
-        assert len(answer) < 40_000  # What the model was shown of it.
+        assert len(answer) < 40_000  # The model is shown an excerpt.
         [entry] = await thread.entries(Kind.TOOL_RESULT)
         assert f"recall(seq={entry.seq})" in answer
         assert entry.original is not None

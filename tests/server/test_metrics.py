@@ -1,4 +1,4 @@
-"""What a worker, the admin server and the SDK's Core measure, as Prometheus would get it."""
+"""Metrics of a worker, the admin server and the SDK's Core, as Prometheus would get them."""
 
 import asyncio
 import dataclasses
@@ -26,7 +26,7 @@ from tests.support.scripted_agents import call
 from tests.support.thread_driver import Drive, call_then_answer
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
-# What Core labels its metrics with. None of them grows with the number of threads.
+# The labels of Core's metrics. The values of none of them grow with the number of threads.
 LABELS = {
     "activity_type",
     "eager",

@@ -30,7 +30,7 @@ from tests.support.threads import Threads, open_threads
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = shutil.which("prometheus")
 QUEUE = "measured"
-# So small that payloads of a thread go to the store, and are read from there by a replay.
+# Small, so that payloads of a thread go to the store, and a replay reads them from there.
 INLINE_BYTES_MAX = 200
 # The samples of a worker that has gone by now count as well.
 WINDOW = "[5m]"
@@ -41,7 +41,7 @@ UNUSED = {"error_type", "gen_ai_provider_name"}
 
 @dataclasses.dataclass
 class Fleet:
-    """What is started, each on a port of its own. All of it is stopped with `cleanup`."""
+    """The started processes, each on a port of its own. `cleanup` stops them."""
 
     server: TemporalServer
     tmp_path: Path

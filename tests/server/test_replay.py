@@ -252,8 +252,8 @@ async def test_a_cold_resume_a_closed_run_and_a_replayer_write_nothing(
         handle = client.get_workflow_handle(thread_id, result_type=str)
         await handle.signal(Everything.go)
         second = await wait_for_rounds(handle, 2)
-        # What one round writes: the inputs, results and signals of one activity and one child, the
-        # result of one local activity, memos, details. Of equal payloads in a thread, one is written.
+        # One round writes the inputs, results and signals of one activity and one child, the result
+        # of one local activity, memos, and details. Equal payloads in a thread are written once.
         assert puts < world.store.puts <= puts + 11
         await handle.signal(Everything.go)
         result = await handle.result()

@@ -168,7 +168,7 @@ async def run_scenario(life: TracedThread) -> None:
     await life.say("deploy")
     life.wait("chat", before + 1)
     approval = await wait_for_approval(life)
-    # What a worker has not exported yet dies with it. It exports every 0.1 s.
+    # A worker exports every 0.1 s. Spans that it has not exported are lost when it is killed.
     life.wait(CONTINUE_AS_NEW, len(await life.runs()) - 1)
     await asyncio.sleep(0.5)
     assert life.worker is not None

@@ -101,7 +101,7 @@ async def test_two_sub_agents_run_in_parallel_and_answer_in_call_order(drive: Dr
     calls = (call(0, "helper", request="anna"), call(1, "helper", request="ben"))
     async with drive([boss(*calls, helpers=[worker])]) as thread:
         assert await thread.ask() == "anna met | ben met"
-        # What they cost counts for the thread that wanted it.
+        # Their cost counts for the thread that called them.
         counters = (await thread.status()).counters
         assert counters.tokens == 30
         assert counters.cost_usd == pytest.approx(1.5)

@@ -80,7 +80,7 @@ async def test_a_thread_publishes_its_card_and_says_so_in_listings(
 async def test_a_card_is_current_as_soon_as_a_thread_waits_and_after_rolls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    # So little a step that no size would have it published.
+    # Steps so small that growth alone publishes no card.
     agent = reading_agent(12, policy=Policy(run_events_max=60))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         status = await threads.wait_for_answers(thread_id, await threads.send(thread_id, "Read."))

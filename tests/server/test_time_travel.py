@@ -166,7 +166,7 @@ async def test_a_fork_diverges_from_its_thread(threads: Threads, thread_id: str)
     assert entry.data == {"thread_id": thread_id, "seq": 4, "by": "ann", "reason": ""}
     status = await read_status(threads.client, forked)
     assert (status.counters.messages, status.counters.answered) == (3, 3)
-    # What counts against limits is the fork's own.
+    # A fork starts its own counts against limits.
     assert (status.counters.steps, status.counters.tokens, status.counters.runs) == (1, 10, 1)
     assert status.counters.cost_usd == pytest.approx(0.01)
 
@@ -350,6 +350,6 @@ async def test_a_reset_thread_knows_nothing_of_the_branch_that_was_left(
     # The fork was made of the branch that was left, and keeps it.
     assert await ask(threads, forked, "three") == "you said three"
     assert await list_texts(threads, forked) == [*abandoned, "three", "you said three"]
-    # What the abandoned branch stored is still there for it.
+    # The objects of the abandoned branch are still stored for it.
     prefix = thread_prefix(thread_key(threads.client.namespace, thread_id))
     assert [info async for info in threads.store.list(prefix)]

@@ -51,7 +51,7 @@ class FakeRun:
 
 
 class FakeNamespace:
-    """Implements `HistorySource`, and counts what is asked of it."""
+    """Implements `HistorySource`, and counts its calls."""
 
     namespace = NAMESPACE
 
@@ -63,7 +63,7 @@ class FakeNamespace:
         self.hidden: set[str] = set()
         """Runs that the listing does not have, yet or any more."""
         self.nightly: Payload | None = None
-        """What a schedule holds."""
+        """The payload of a schedule."""
         self.hidden_schedules: set[str] = set()
         self.source = random.Random(seed)
         self.histories_read: list[str] = []

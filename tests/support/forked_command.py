@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from everlong.cli.app import COMMANDS
 
@@ -57,9 +57,10 @@ def _run(
     arguments: list[str],
     cwd: str,
     environ: dict[str, str],
-    out: DupFd,
-    err: DupFd,
+    out: Any,
+    err: Any,
 ) -> None:
+    # `out` and `err` are results of `DupFd`, whose type is private to `multiprocessing`.
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)

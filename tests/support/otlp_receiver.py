@@ -75,7 +75,7 @@ class ReceivedTelemetry:
         self.exports: list[Metric] = []
         """Each metric of each export, in order."""
         self.headers: list[dict[str, str]] = []
-        """Of each request, in small letters."""
+        """The headers of each request, in lower case."""
         self.url = ""
 
     def span(self, name: str) -> Span:

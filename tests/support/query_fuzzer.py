@@ -25,7 +25,7 @@ from tests.support.query_runner import run
 
 BOUNDS: Final = Bounds(memory_bytes=64 << 20, disk_bytes=64 << 20, seconds=5.0, rows=100)
 SECONDS_MAX: Final = 60.0
-"""Of one statement: 5 s of parsing, 5 s of running, and a start on a busy machine."""
+"""Bound of one statement: 5 s of parsing, 5 s of running, and a start on a busy machine."""
 RSS_GROWTH_MAX: Final = 64 << 20
 _AT_ONCE: Final = 2
 

@@ -20,7 +20,7 @@ from everlong.errors import ProcessFailed
 BUCKET: Final = "everlong"
 REGION: Final = "us-east-1"
 KEY: Final = "everlong-test-key"
-SECRET: Final = "everlong-test-secret"  # Of a test's server, on loopback.
+SECRET: Final = "everlong-test-secret"  # For a test server on loopback only.
 
 _START_SECONDS_MAX: Final = 60.0
 _START_ATTEMPTS_MAX: Final = 3

@@ -30,7 +30,7 @@ from everlong.sweep.history_reader import Run, RunDescription
 QUARANTINE_SECONDS = 12.0
 SHORT = Retention(payload_seconds=0, journal_seconds=0, quarantine_seconds=QUARANTINE_SECONDS)
 CUT_OFF = 3
-"""How it exits if the server did not answer in time."""
+"""Exit code if the server did not answer in time."""
 PHASES = (
     *("listing", "marking", "restore", "log", "read", "copy", "read back", "delete"),
     *("exact mark", "purge", "records"),

@@ -75,12 +75,12 @@ _AGENTS = ["tests.support.slow_turn_agents:slow", "tests.support.slow_turn_agent
 
 @dataclasses.dataclass(frozen=True)
 class WaitReport:
-    """How the wait for a turn of each agent went."""
+    """Result of waiting for a turn of each agent."""
 
     answers: list[str]
     runs: list[int]
     returncode: int | None
-    """How the first worker ended."""
+    """Exit code of the first worker."""
     requests: collections.Counter[str]
     """Requests of the server's frontend from before the message to after the answer, by name."""
     seconds: float

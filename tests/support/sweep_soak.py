@@ -69,21 +69,21 @@ class Outcome:
     threads: int = 0
     messages: int = 0
     rolls: int = 0
-    """Of histories that are still there at the end."""
+    """Rolls whose histories still exist at the end."""
     forks: int = 0
     archives: int = 0
     deleted: int = 0
     slow: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Lives that were given up since something did not answer in time, by what it raised."""
+    """Lives that were abandoned because a call timed out, by the type of the error."""
     incomplete: int = 0
     """Sweeps that met a history while it was being deleted, and took nothing."""
     cut_off: int = 0
     """Sweeps that the server did not answer in time: the machine is slow."""
     sweeps: int = 0
     whole: int = 0
-    """Sweeps of processes that were to be killed, and came to their end before."""
+    """Sweeps that ended before their process could be killed."""
     kills: Counter[str] = dataclasses.field(default_factory=Counter)
-    """By phase."""
+    """Killed sweeps, by phase."""
     quarantined: int = 0
     restored: int = 0
     purged: int = 0

@@ -65,7 +65,7 @@ class DrivenThread:
     def other(self, thread_id: str) -> "DrivenThread":
         return DrivenThread(self.threads, thread_id)
 
-    # What users do.
+    # Actions of users.
 
     async def send(self, text: str = "go") -> int:
         return await self.threads.send(self.thread_id, text)
@@ -91,7 +91,7 @@ class DrivenThread:
         status: ThreadStatus = await asyncio.wait_for(self.handle.result(), seconds)
         return status
 
-    # What users see.
+    # Views for users.
 
     async def query(self, name: str, result_type: Any) -> Any:
         """Query the thread. Retries, since a server under load may see no worker for a moment."""
@@ -138,7 +138,7 @@ class DrivenThread:
         found: list[Approval] = await self.query(PENDING_QUERY, list[Approval])
         return found
 
-    # What the thread stored.
+    # Stored objects.
 
     @property
     def journal(self) -> Journal:

@@ -131,7 +131,7 @@ def _data(entries: Sequence[Entry], kind: Kind) -> list[dict[str, object]]:
 def _approvals(
     life: SentInput, pairs: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
 ) -> Iterator[str]:
-    """Check that each call that needs approval is asked for once, and decided once, by who succeeded."""
+    """Check that each call that needs approval has one request and one decision by its approver."""
     wanted = [
         f"{entry.seq}-{number}"
         for entry, message in pairs

@@ -40,7 +40,7 @@ async def test_a_flipped_bit_is_reported_or_changes_no_content(keys: Keyring | N
     for at in range(0, footer_at, 9):
         store._objects[manifest.file_key] = flip_bit(whole, 8 * at + at % 8)
         try:
-            # A page has its checksum; what stands before it is refused or does not matter.
+            # A page has a checksum. Damage of its header is refused or has no effect.
             assert await _read(life.packs, manifest) == good, at
         except BlobCorrupt:
             refusals += 1

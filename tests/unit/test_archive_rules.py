@@ -187,7 +187,7 @@ async def test_an_older_archive_of_the_same_journal_counts(ended_threads: EndedT
     await life.write_archive(0)
     ended_threads.heads["ops-7"] = life.head
     await life.say(Kind.MESSAGE, Message(role="user", text="and another"))
-    await life.write_archive(1)  # Of a branch that a reset has undone.
+    await life.write_archive(1)  # An archive of a branch that a reset has undone.
     assert not (await ended_threads.archive()).archived
 
 
@@ -303,7 +303,7 @@ def test_a_plan_describes_its_actions() -> None:
 
 @dataclasses.dataclass
 class TerminalRecord:
-    """What was asked at a terminal, and what was done."""
+    """Records the questions at a terminal, and the archives that were made."""
 
     words: list[str]
     done: int = 0

@@ -1,4 +1,4 @@
-"""Short runs of the benchmarks of what a loop sends. What they measure is not judged here."""
+"""Short runs of the benchmarks of a loop's payloads. They do not check the figures."""
 
 import json
 from pathlib import Path

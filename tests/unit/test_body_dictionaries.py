@@ -54,7 +54,7 @@ async def test_a_snapshot_stores_only_its_new_part() -> None:
     bodies = snapshots(9)
     refs = await write_all(packs, bodies)
     sizes = [await stored_bytes(packs, ref) for ref in refs]
-    # Three in a row have a dictionary, and the fourth stands alone.
+    # Three in a row use a dictionary, and the fourth uses none.
     chain = [len((await open_pack(packs, ref)).sources) for ref in refs]
     assert chain == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     for size, sources in zip(sizes, chain, strict=True):

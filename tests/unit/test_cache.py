@@ -17,7 +17,7 @@ KIB = 1024
 
 
 class WatchedStore(MemoryBlobStore):
-    """Notes what is asked of it, and can be made to wait or to fail."""
+    """Records its calls, and can be made to wait or to fail."""
 
     def __init__(self) -> None:
         super().__init__()

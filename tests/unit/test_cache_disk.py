@@ -196,9 +196,8 @@ async def test_a_cached_object_is_not_written_again(disk: Path, backend: Countin
     await open_cache(backend, disk).put("v1/a", b"x")
     assert path.stat().st_ino == before
     assert time.time() - path.stat().st_mtime < 60, "but it is young again"
-    await open_cache(backend, disk).put(
-        "v1/a", b"y"
-    )  # No digest stands for both; still, the last counts.
+    # One digest never names two contents. If it did, the last one would count.
+    await open_cache(backend, disk).put("v1/a", b"y")
     assert await open_cache(backend, disk).get("v1/a") == b"y"
     assert backend.gets == 0
 

@@ -25,7 +25,7 @@ def make_key(number: int) -> str:
 
 
 def make_content(number: int) -> bytes:
-    """What a name stands for, always: from nothing to twice a quarter of the memory and more."""
+    """Return the fixed content of a name: from no bytes to more than the memory bound."""
     return bytes([number, 255 - number]) * (number * number * 20)
 
 

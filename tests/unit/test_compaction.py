@@ -91,7 +91,7 @@ def test_compacting_again_with_nothing_new_gives_the_same_bytes(
     policy = Policy(tool_result_ttl_seconds=10, failure_ttl_seconds=5)
     once = compact(None, items, policy, 20_000, keep_from_seq=ALL, to_bytes=budget)
     assert dump(compact(once, (), policy, 20_000, keep_from_seq=ALL, to_bytes=budget)) == dump(once)
-    # What expires meanwhile goes, and then nothing changes any more.
+    # Only expired entries are removed. After that, nothing changes.
     later = compact(once, (), policy, 20_000 + later_ms, keep_from_seq=ALL, to_bytes=budget)
     again = compact(later, (), policy, 20_000 + later_ms, keep_from_seq=ALL, to_bytes=budget)
     assert dump(again) == dump(later)

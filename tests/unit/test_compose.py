@@ -1,4 +1,4 @@
-"""What docker-compose.yml and deploy/ promise, checked as far as it goes without an engine."""
+"""Claims of docker-compose.yml and deploy/ that can be checked without a container engine."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def variables() -> list[tuple[str, str]]:
 
 
 def mounts() -> list[str]:
-    """What every service mounts: a path that starts with `./`, or a volume's name."""
+    """Return the mounts of all services: a path that starts with `./`, or a volume's name."""
     entries = [entry for service in SERVICES.values() for entry in service.get("volumes", [])]
     return [entry.split(":")[0] for entry in entries]
 

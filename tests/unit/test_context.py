@@ -1,4 +1,4 @@
-"""What a model reads: bounded results, pairs that match, nothing that has expired."""
+"""Context of a model: bounded results, matching pairs of calls and results, nothing expired."""
 
 import dataclasses
 

@@ -22,7 +22,7 @@ def drawings() -> dict[str, list[tuple[int, str, str]]]:
 
 
 def defines(path: Path, name: str) -> bool:
-    """Whether a file defines a function, a class, a method (`Class.method`) or a constant."""
+    """Return whether a file defines a function, a class, a method (`Class.method`) or a constant."""
     source = path.read_text()
     if path.suffix == ".js":
         return re.search(rf"\bfunction {re.escape(name)}\(", source) is not None

@@ -26,7 +26,7 @@ DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/everlong.js
 
 # Metrics that no panel shows, each with the reason.
 NOT_SHOWN: dict[str, str] = {}
-# What Prometheus itself adds to each series of a target, and `le` of buckets.
+# The labels that Prometheus adds to each series of a target, and `le` of buckets.
 SCRAPED = {"instance", "job", "le"}
 UNITS = {
     *("s", "bytes", "binBps", "percentunit", "short", "cpm", "ops", "currencyUSD"),

@@ -1,4 +1,4 @@
-"""What a failed task says about its worker, and how a diagnosis becomes part of an error."""
+"""Diagnoses: read from a failed task of a worker, and added to an error."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the encoder remembers of a thread: it helps, it grows old, and it is bounded."""
+"""Encoder memory of a thread: it saves bytes, it expires, and it is bounded."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What compaction finds in texts, and what is left of it after ten compactions."""
+"""Facts that compaction extracts from texts, and how many are left after ten compactions."""
 
 import os
 import subprocess

@@ -23,7 +23,7 @@ from tests.golden import generate
 GOLDEN = Path(__file__).parents[1] / "golden"
 THREAD = thread_key("default", "ops-7")
 
-# Ref, pack, and what they stand for. The second pack of each two points into the first.
+# Ref, pack, and their payload. The second pack refers to the first.
 PLAIN = [
     ("v1/ref-plain-first.bin", "v1/pack-plain-first.bin", generate.FIRST),
     ("v1/ref-plain-second.bin", "v1/pack-plain-second.bin", generate.SECOND),

@@ -94,7 +94,7 @@ async def test_an_invalid_body_gets_the_common_error_shape(body: bytes) -> None:
     error = answer.json()["error"]
     assert error["message"]
     assert set(error) == {"type", "message"}
-    assert "xxx" not in answer.text  # What was sent is not repeated.
+    assert "xxx" not in answer.text  # The answer does not repeat the request.
 
 
 @pytest.mark.guarantee(95)

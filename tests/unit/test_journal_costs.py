@@ -1,4 +1,4 @@
-"""What a journal writes and reads does not depend on how old it is."""
+"""Cost of a journal: its writes and reads do not depend on its age."""
 
 import asyncio
 import dataclasses

@@ -136,7 +136,7 @@ async def test_a_prefix_finds_all_ids_that_begin_with_it(
     for limit in (1, 3, 200):
         pages = await all_pages(listed, text="thread-00001", limit=limit)
         found = [row.thread_id for page in pages for row in page.rows]
-        assert found[0] == "thread-00001"  # The id itself stands first, whenever it began.
+        assert found[0] == "thread-00001"  # An exact match comes first, whatever its start time.
         assert sorted(found[1:]) == [f"thread-{number:06}" for number in range(10, 20)]
         assert pages[0].total == 11
         assert all(len(page.rows) <= limit for page in pages)

@@ -1,4 +1,4 @@
-"""When a thread has done, cost or failed enough."""
+"""Limits of a thread on steps, cost and failures."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""What namespaces that share a store can read of each other: each claim of docs/security.md.
+"""Namespaces that share a store: each claim of docs/security.md about reads between them.
 
 A *team* here is a namespace. Each claim is shown with the codec that workers use.
 """

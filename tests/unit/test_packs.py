@@ -308,7 +308,7 @@ def test_a_frame_with_a_false_declaration_is_refused(
 def test_a_frame_header_with_a_false_size_is_refused() -> None:
     for declared in (10, 1000, FRAME_BYTES - 1):
         honest = zstandard.ZstdCompressor().compress(bytes(FRAME_BYTES - 5))
-        # The content size stands in four bytes after magic and descriptor, as the window does not.
+        # Four bytes after magic and descriptor hold the content size: there is no window byte.
         assert honest[5:9] == (FRAME_BYTES - 5).to_bytes(4, "little")
         forged = honest[:5] + declared.to_bytes(4, "little") + honest[9:]
         assert "decompress" in read_refused(

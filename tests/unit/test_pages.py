@@ -146,7 +146,7 @@ def test_indented_json_keeps_its_meaning(value: Any, is_ascii: bool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        # Of equal keys a parser keeps one, and the tool's may keep the other.
+        # A parser keeps one of two equal keys, and the tool's parser may keep the other.
         ('{"to":"ann","to":"mallory"}', '{\n  "to": "ann",\n  "to": "mallory"\n}'),
         ('{"to":1,"\\u0074o":2}', '{\n  "to": 1,\n  "to": 2\n}'),
         ("[1e999,-1E+5,0.10,12345678901234567890.0]", None),

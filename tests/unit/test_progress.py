@@ -53,7 +53,7 @@ _CONVERTER = pydantic_data_converter.payload_converter
 
 
 class _Client:
-    """What a decoder needs of a client."""
+    """The part of a client that a decoder uses."""
 
     namespace = "default"
     data_converter = pydantic_data_converter

@@ -1,4 +1,4 @@
-"""What becomes of a provider's errors: one request each, and a reason that says what to do."""
+"""Errors of providers: each takes one request, and its reason says what to do."""
 
 import asyncio
 import socket

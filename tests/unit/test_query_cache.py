@@ -22,7 +22,7 @@ class Worker:
 
 
 class Client:
-    """What a cache is kept for."""
+    """The client that owns a cache."""
 
 
 async def test_a_thread_without_new_events_is_queried_once() -> None:

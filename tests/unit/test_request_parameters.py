@@ -70,7 +70,7 @@ async def test_pages_accept_the_ids_that_the_api_accepts(page: str) -> None:
         for wrong in (quote("😀" * 251), "x" * 1001):
             answer = await client.get(page.format(wrong), headers={"accept": "text/html"})
             assert answer.status_code == 422, wrong
-        # Another id than was asked for would be looked up: U+FFFD stands for what is no UTF-8.
+        # Invalid UTF-8 decodes to U+FFFD, so the server would look up another id.
         answer = await client.get(page.format("a%FFb"), headers={"accept": "text/html"})
         assert answer.status_code == 400
         # Another program may have given a thread an id that Everlong would not.

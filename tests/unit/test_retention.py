@@ -1,4 +1,4 @@
-"""How long things are kept, as people write it; and how long an encoder may name a pack."""
+"""Retention: its text form, and how long an encoder may refer to a pack."""
 
 import pytest
 

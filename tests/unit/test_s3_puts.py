@@ -45,7 +45,7 @@ def make_store(client: Any) -> BucketBlobStore:
 
 
 class Answer(NamedTuple):
-    """What a server says to a conditional PUT instead of judging the condition."""
+    """The answer of a server to a conditional PUT whose condition it does not check."""
 
     status: int
     code: str = ""

@@ -48,7 +48,7 @@ class Operator:
 
 
 class FakeClient:
-    """What is needed of a client to ask for search attributes."""
+    """The part of a client that reads search attributes."""
 
     namespace = "ours"
 

@@ -54,7 +54,7 @@ def test_the_size_of_a_small_thread_is_not_published_at_every_step() -> None:
             state = dataclasses.replace(
                 state, published_size=visibility.build_published_size(state, step * 1000)
             )
-    assert published == 13  # Of 200 steps, 2.3 MiB in all.
+    assert published == 13  # The 200 steps write 2.3 MiB.
 
 
 def test_idleness_is_published_once_and_is_no_growth() -> None:

@@ -286,7 +286,7 @@ def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
 @pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_the_unjournalled_backlog_is_bounded_too(message: SendMessage, stops: bool) -> None:
-    """The store is away from the reply on, while people are asked twice, and deny at length."""
+    """The store fails after the reply, while approvals are escalated, and denied with long reasons."""
     state = add_calls(busy(message), KNOWN, asks=True)
     deadline_ms = NOW_MS + int(limits.ACTIVITY_SECONDS_MAX * 1000)
     state = approvals.expire(state, deadline_ms)

@@ -226,7 +226,7 @@ async def test_threads_that_write_during_a_sweep_lose_nothing(
             sweeps += 1
         return purged
 
-    # What its threads read is put back, as everywhere.
+    # Reads of its threads restore objects, as everywhere.
     world.packs = open_packs(BusyStore(store, 0))
     writing = asyncio.create_task(write())
     assert await sweep_on(writing) > 0

@@ -33,7 +33,7 @@ from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, Fake
 
 SWEEPS = 3
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
-"""What nothing reaches is quarantined at once, and stays there."""
+"""Quarantines unreachable objects at once, and keeps them there."""
 NOTHING_YET = Retention(payload_seconds=3600, journal_seconds=3600, quarantine_seconds=3600)
 KEYS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}
 

@@ -125,7 +125,7 @@ async def test_the_sweeping_user_is_in_the_report_and_the_log() -> None:
 
 
 class CommandRecord:
-    """What the command asked of the service."""
+    """Records the options that the command passes to the service."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.options: list[SweepOptions] = []

@@ -91,7 +91,7 @@ async def test_an_interrupted_listing_continues_after_its_cursors(tmp_path: Path
         await sweep_all(world, DyingStore(store, count - 10), tmp_path)
     report = await sweep_all(world, store, tmp_path)
     assert report.stored.objects == count
-    # Of each of 16 shards less than a page is listed again.
+    # Less than a page of each of the 16 shards is listed again.
     again = {each for each in store.listed if each.startswith("v1/")}
     assert 10 <= len(again) <= 10 + 16
     for number in range(2, 4):

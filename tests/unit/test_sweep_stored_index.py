@@ -39,7 +39,7 @@ async def twenty(count: int = 20) -> FakeNamespace:
 
 
 async def sweep_first(world: FakeNamespace) -> SweepReport:
-    """A first sweep. What was written within the hour and is named counts as seen."""
+    """Run a first sweep. A referenced object that was written within the hour counts as seen."""
     return await world.sweep(KEPT)
 
 
@@ -186,7 +186,7 @@ async def test_the_index_is_sealed_with_keys_and_an_unsealed_one_refused() -> No
     assert (await seal_namespace(world, None)).runs_read == 6
     assert (
         await seal_namespace(world, {"a": KEY_1})
-    ).runs_read == 6  # What is not sealed may be forged.
+    ).runs_read == 6  # An unsealed index may be forged.
     assert (await seal_namespace(world, {"a": KEY_1})).runs_read == 0
     assert (await seal_namespace(world, {"b": KEY_2, "a": KEY_1})).runs_read == 0
     store = world.store

@@ -51,7 +51,7 @@ def test_names_that_touch_other_digits_are_found() -> None:
     assert names(NAME + OTHER + NAME[::-1]) == {NAME, OTHER, NAME[::-1]}
     # As in protobuf: a field of 64 bytes, and the number of the next field, 6.
     assert NAME in names(b"\x0a\x40" + NAME.encode() + b"\x30\x01")
-    # Of a long row, as a file in hex: its start and its end.
+    # A long row of hex digits, such as a file in hex: the names at its start and its end.
     assert names(NAME + "9" * 10_000 + OTHER) == {NAME, OTHER}
 
 

@@ -1,4 +1,4 @@
-"""What Temporal has and does not list, lists late, or lists as something else: it counts."""
+"""Runs that Temporal does not list, lists late, or lists in another state: a sweep counts them."""
 
 import asyncio
 import dataclasses
@@ -116,7 +116,7 @@ async def test_a_workflow_is_checked_again_before_its_objects_go(tmp_path: Path)
     world, run = await build_namespace()
     named = await world.large("w0")
     world.close(run)
-    await world.sweep(index_dir=tmp_path)  # What is not named yet is quarantined.
+    await world.sweep(index_dir=tmp_path)  # It is not referenced yet, so it is quarantined.
     again = world.start("w0")  # The id is used again, and the listing lags.
     again.payloads.append(named)
     world.hidden = {again.run.run_id}

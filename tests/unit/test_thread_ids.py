@@ -141,8 +141,8 @@ def test_a_shown_id_can_be_pasted_into_a_shell(text: str) -> None:
     assert printed.stdout == wanted
 
 
-# What starts a workflow, and why its id is sound. A new door has to be added here, and to ask.
-DOORS = {
+# The modules that start workflows, each with the check of its ids. Add a new one here.
+STARTING_MODULES = {
     "client/fork.py": "forks and revivals: `check_free`",
     "client/updates.py": "messages that may start a thread: `check_startable`",
     "doctor/workers.py": "everlong.Doctor, under an id of its own",
@@ -173,7 +173,7 @@ def test_every_call_that_starts_a_workflow_is_known() -> None:
                 name = getattr(called, "attr", "") or getattr(called, "id", "")
                 if name in STARTS:
                     found.add(path.relative_to(ROOT).as_posix())
-    assert found == set(DOORS)
+    assert found == set(STARTING_MODULES)
 
 
 class Server:
@@ -261,12 +261,12 @@ async def test_temporals_own_client_starts_threads_only_under_sound_ids(
         )
         await through.create_schedule(made)
 
-    for door in (start, update, schedule):
-        await door("ops-7")
+    for begin in (start, update, schedule):
+        await begin("ops-7")
         if workflow == AGENT_WORKFLOW:
             with pytest.raises(ThreadIdRefused):
-                await door("a\nb")
+                await begin("a\nb")
         else:
-            await door("a\nb")
+            await begin("a\nb")
     others = [] if workflow == AGENT_WORKFLOW else ["a\nb"]
     assert passed.ids == ["ops-7", *others] * 3

@@ -1,4 +1,4 @@
-"""What entries add up to, and what a thread was at one of them: on made-up journals, no server."""
+"""States of threads at an entry, computed from sample journals without a server."""
 
 import dataclasses
 

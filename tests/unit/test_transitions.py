@@ -62,7 +62,7 @@ class ThreadModel(RuleBasedStateMachine):
     def quiet(self) -> bool:
         return self.under_way is None and not self.calling
 
-    # What may happen at any time.
+    # Events at any time.
 
     @rule(text=st.text("abc", min_size=1, max_size=3))
     def send(self, text: str) -> None:
@@ -107,7 +107,7 @@ class ThreadModel(RuleBasedStateMachine):
                 self.decided[approval.id] = False
                 self.results += 1
 
-    # What the workflow does, one at a time.
+    # Actions of the workflow, one at a time.
 
     @precondition(lambda self: self.quiet)
     @rule()
@@ -275,7 +275,7 @@ class ThreadModel(RuleBasedStateMachine):
         assert [read_text(by_seq[answer.seq]) for answer in state.answers] == newest
 
     def teardown(self) -> None:
-        """Whatever there is at the end of a thread goes to the journal."""
+        """Check that the end of a thread moves all its entries to the journal."""
         if not self.quiet:
             return
         before = len(self.state.inbox)
