@@ -26,7 +26,7 @@ from bench.report import Report
 from bench.report import Series as Table
 from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin
-from everlong.client.threads import ROWS_MAX
+from everlong.client.thread_list import ROWS_MAX
 from everlong.config import load_settings, point_to_embedded
 from everlong.embedded import start_codec_server
 from everlong.embedded.server import LOOPBACK, find_free_port
@@ -235,7 +235,7 @@ async def _wait_until_complete(browser: httpx.AsyncClient, threads: int) -> floa
         page = (await browser.get("/api/v1/threads?sort=-stored&limit=1")).json()
         if page["is_complete"] and page["total"] >= threads:
             return time.monotonic() - began
-        if page["read_ms"] and page["total"] < threads:  # The directory has read all that it will.
+        if page["read_ms"] and page["total"] < threads:  # The list has read all that it will.
             return time.monotonic() - began
         await asyncio.sleep(_POLL_SECONDS)
     raise TimeoutError(f"the list is not complete after {_COMPLETE_SECONDS_MAX:.0f} s")

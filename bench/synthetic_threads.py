@@ -38,7 +38,7 @@ from everlong.models.search_attributes import (
     STATE_BYTES,
     STATUS,
 )
-from everlong.storage.history import ThreadHistory, write_message
+from everlong.storage.context_store import ContextStore, write_message
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
 
@@ -139,12 +139,12 @@ async def start_with_journal(
     began_ms = time.time_ns() // 1_000_000 - 60_000 * entries
     head: SegmentRef | None = None
     written = 0
-    snapshots = ThreadHistory(packs, thread_key(client.namespace, thread_id))
+    contexts = ContextStore(packs, thread_key(client.namespace, thread_id))
     for first in range(1, entries + 1, _APPEND_ENTRIES):
         last = min(entries, first + _APPEND_ENTRIES - 1)
         made = [await _build_entry(journal, seq, began_ms) for seq in range(first, last + 1)]
         if first % _COMPACT_EVERY == 1 and first > 1:
-            made[0] = await _build_compaction(snapshots, first, began_ms)
+            made[0] = await _build_compaction(contexts, first, began_ms)
         head, head_bytes = await journal.append(head, [each for each, _ in made])
         written += head_bytes + sum(body_bytes for _, body_bytes in made)
     if head is None:
@@ -184,12 +184,12 @@ async def _build_entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry
     return _set_seq(entry, seq, step if kind == Kind.REPLY else None), written
 
 
-async def _build_compaction(reader: ThreadHistory, seq: int, began_ms: int) -> tuple[Entry, int]:
+async def _build_compaction(contexts: ContextStore, seq: int, began_ms: int) -> tuple[Entry, int]:
     """Store a snapshot of all earlier entries; return the compaction entry."""
     time_ms = began_ms + 60_000 * seq
     fact = Fact(key="owner", text=f"checkout belongs to team {seq % 7}", time_ms=time_ms)
     snapshot = Snapshot(upto_seq=seq - 1, time_ms=time_ms, budget_bytes=64 * _KIB, facts=(fact,))
-    ref, written = await reader.store(snapshot, 4 * _KIB)
+    ref, written = await contexts.write_snapshot(snapshot, 4 * _KIB)
     done = CompactionNote(
         snapshot=ref, reason="size", before_bytes=256 * _KIB, after_bytes=4 * _KIB
     )

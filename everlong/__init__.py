@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from everlong.agents import Agent, CallInfo, Model, Reply, Tool, current_call, tool
     from everlong.client.thread import ask, thread
-    from everlong.client.threads import threads
+    from everlong.client.thread_list import threads
     from everlong.errors import EverlongError
     from everlong.models import ThreadStart
     from everlong.plugin import EverlongPlugin
@@ -54,7 +54,7 @@ _MODULES: Final = {
     "current_call": "agents",
     "open_store": "storage",
     "thread": "client.thread",
-    "threads": "client.threads",
+    "threads": "client.thread_list",
     "tool": "agents",
 }
 

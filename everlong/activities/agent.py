@@ -74,7 +74,7 @@ from everlong.models import (
 )
 from everlong.models.json_payloads import from_raw, to_raw
 from everlong.policy import Policy
-from everlong.storage.history import ThreadHistory, write_message
+from everlong.storage.context_store import ContextStore, write_message
 from everlong.storage.instrumented import Reads, count_reads
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
@@ -123,8 +123,8 @@ class AgentActivities:
             _define_activity(RUN_TOOL, self.run_tool, ToolRun),
             _define_activity(APPEND_JOURNAL, self.append_journal, Append),
             _define_activity(COMPACT, self.compact, Compact),
-            _define_activity(BRIEF, self.brief, Brief),
-            _define_activity(COLLECT, self.collect, Collect),
+            _define_activity(BRIEF, self.build_child_message, Brief),
+            _define_activity(COLLECT, self.store_child_answer, Collect),
         ]
 
     async def close(self) -> None:
@@ -138,11 +138,11 @@ class AgentActivities:
         """Load the context, call the model, and journal the tail and the reply in one append."""
         context = call.context
         agent = self._find_agent(context.agent)
-        reader, recorder = self._open_reader(), self._recorder
+        contexts, recorder = self._open_contexts(), self._recorder
         async with self._run_step("model", context) as (beat, reads):
-            await beat.retry_or_hold(lambda: _check_arrived(reader, call.tail))
+            await beat.retry_or_hold(lambda: _check_arrived(contexts, call.tail))
             past = await beat.retry_or_hold(
-                lambda: reader.load_context(context, self._get_policy(agent), call.tail)
+                lambda: contexts.load_context(context, self._get_policy(agent), call.tail)
             )
             messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
@@ -159,7 +159,7 @@ class AgentActivities:
                 step=build_step_info(call, context_bytes, resumed),
             )
             head, written_bytes = await beat.retry_until_timeout(
-                lambda: reader.journal.append(context.head, [*call.tail, entry])
+                lambda: contexts.journal.append(context.head, [*call.tail, entry])
             )
         recorder.record_written("model", agent.name, context.turn, written_bytes)
         recorder.record_sizes(call, context_bytes, past.policy.compact_at_bytes)
@@ -184,14 +184,14 @@ class AgentActivities:
     async def run_tool(self, run: ToolRun) -> ToolResult:
         """Run one tool call of the newest reply, and store its result."""
         agent = self._find_agent(run.context.agent)
-        reader, recorder = self._open_reader(), self._recorder
+        contexts, recorder = self._open_contexts(), self._recorder
         async with self._run_step("tool", run.context) as (beat, reads):
             # The call's arguments may be large, so they come from the journal and not from the history.
-            head, call = await beat.retry_or_hold(lambda: find_call(reader, run))
+            head, call = await beat.retry_or_hold(lambda: find_call(contexts, run))
             session = Session(
-                reader=reader,
+                contexts=contexts,
                 head=head,
-                load=lambda: reader.load_context(run.context, self._get_policy(agent)),
+                load=lambda: contexts.load_context(run.context, self._get_policy(agent)),
             )
             info = build_call_info(agent, head, call)
             if run.acts_on is not None:
@@ -206,7 +206,7 @@ class AgentActivities:
             with recorder.record_offload(run.context) as stored:
                 entry, written_bytes = await beat.retry_until_timeout(
                     lambda: write_message(
-                        reader.journal,
+                        contexts.journal,
                         Kind.TOOL_RESULT,
                         message,
                         now_ms,
@@ -226,12 +226,12 @@ class AgentActivities:
 
     async def append_journal(self, append: Append) -> AppendResult:
         """Journal entries that do not wait for the next model call."""
-        reader, recorder = self._open_reader(), self._recorder
+        contexts, recorder = self._open_contexts(), self._recorder
         with count_reads(writes=True) as reads:
             async with heartbeat(recorder.count_hold) as beat:
-                entries = await beat.retry_or_hold(lambda: _replace_lost(reader, append.entries))
+                entries = await beat.retry_or_hold(lambda: _replace_lost(contexts, append.entries))
                 head, written_bytes = await beat.retry_or_hold(
-                    lambda: reader.journal.append(append.head, entries)
+                    lambda: contexts.journal.append(append.head, entries)
                 )
         turn = append.ended or append.turn
         recorder.record_written("journal", append.agent, turn, written_bytes)
@@ -253,10 +253,10 @@ class AgentActivities:
 
     async def _compact(self, compact: Compact) -> CompactResult:
         agent = self._find_agent(compact.context.agent)
-        reader = self._open_reader()
+        contexts = self._open_contexts()
         async with self._run_step("compact", compact.context) as (beat, reads):
             past = await beat.retry_or_hold(
-                lambda: reader.load_context(compact.context, self._get_policy(agent))
+                lambda: contexts.load_context(compact.context, self._get_policy(agent))
             )
             before_bytes = compaction.measure_messages(build_messages(past, agent))
             next_expiry_ms = compaction.find_next_expiry_ms(
@@ -285,7 +285,7 @@ class AgentActivities:
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - `compact_past` sets it
             stored, written_bytes = await beat.retry_until_timeout(
-                lambda: reader.store(snapshot, after_bytes, compact.context.snapshot)
+                lambda: contexts.write_snapshot(snapshot, after_bytes, compact.context.snapshot)
             )
         return CompactResult(
             snapshot=stored,
@@ -301,14 +301,14 @@ class AgentActivities:
             cost_usd=written.cost_usd,
         )
 
-    async def brief(self, brief: Brief) -> BriefResult:
+    async def build_child_message(self, brief: Brief) -> BriefResult:
         """Return the first message of a sub-agent's thread. A long one is stored among its objects."""
         agent = self._find_agent(brief.context.agent)
         run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
-        child = self._open_reader(brief.child_id).journal
+        child = self._open_contexts(brief.child_id).journal
         now_ms = brief.context.now_ms
         async with heartbeat(self._recorder.count_hold) as beat:
-            _, call = await beat.retry_or_hold(lambda: find_call(self._open_reader(), run))
+            _, call = await beat.retry_or_hold(lambda: find_call(self._open_contexts(), run))
             tool = agent.find_tool(call.tool)
             if tool is None:
                 return BriefResult(
@@ -342,10 +342,10 @@ class AgentActivities:
             )
         )
 
-    async def collect(self, collect: Collect) -> ToolResult:
+    async def store_child_answer(self, collect: Collect) -> ToolResult:
         """Store a sub-agent's answer in the parent's thread, as the result of the call."""
-        journal = self._open_reader().journal
-        child = self._open_reader(collect.child_id).journal
+        journal = self._open_contexts().journal
+        child = self._open_contexts(collect.child_id).journal
         async with heartbeat(self._recorder.count_hold) as beat:
 
             async def read_answer() -> Message:
@@ -399,10 +399,10 @@ class AgentActivities:
     def _get_policy(self, agent: Agent) -> Policy:
         return self._policy if agent.policy == _POLICY else agent.policy
 
-    def _open_reader(self, thread_id: str = "") -> ThreadHistory:
+    def _open_contexts(self, thread_id: str = "") -> ContextStore:
         info = activity.info()
         key = thread_key(info.namespace, thread_id or info.workflow_id or "")
-        return ThreadHistory(self._packs, key)
+        return ContextStore(self._packs, key)
 
 
 def _define_activity(
@@ -418,14 +418,14 @@ def _define_activity(
     return execute
 
 
-async def _check_arrived(reader: ThreadHistory, tail: Sequence[Entry]) -> None:
+async def _check_arrived(contexts: ContextStore, tail: Sequence[Entry]) -> None:
     """Fail the turn if its message is not in this store.
 
     Such a message was never stored here, so waiting for it would not help: it is not journalled yet. An
     object that a journal refers to was stored once, and can be restored; that is a hold instead.
     """
     try:
-        await reader.journal.messages([entry for entry in tail if _is_sent_as_ref(entry)])
+        await contexts.journal.messages([entry for entry in tail if _is_sent_as_ref(entry)])
     except BlobMissing as error:
         raise ApplicationError(
             f"the message is not in this store; its sender may use another store. {error}",
@@ -434,13 +434,13 @@ async def _check_arrived(reader: ThreadHistory, tail: Sequence[Entry]) -> None:
         ) from None
 
 
-async def _replace_lost(reader: ThreadHistory, entries: Sequence[Entry]) -> list[Entry]:
+async def _replace_lost(contexts: ContextStore, entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries, with a notice in place of each message that is not in this store."""
     found: list[Entry] = []
     for entry in entries:
         try:
             if _is_sent_as_ref(entry):
-                await reader.journal.messages([entry])
+                await contexts.journal.messages([entry])
         except BlobMissing:
             entry = build_lost_entry(entry)
         found.append(entry)

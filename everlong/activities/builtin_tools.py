@@ -23,7 +23,7 @@ from everlong.models import (
     SegmentRef,
     seq_after,
 )
-from everlong.storage.history import LoadedContext, ThreadHistory
+from everlong.storage.context_store import ContextStore, LoadedContext
 from everlong.storage.objects import run_in_thread
 from everlong.storage.segments import MESSAGE_KINDS
 
@@ -42,7 +42,7 @@ _DAY_MS: Final = 24 * 3600 * 1000
 class Session:
     """The thread on behalf of which a built-in tool runs."""
 
-    reader: ThreadHistory
+    contexts: ContextStore
     head: SegmentRef
     load: Callable[[], Awaitable[LoadedContext]]
     memory: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ async def recall(
     if to_seq is not None and to_seq != seq:
         return await _list(session, seq, min(to_seq, last_seq), pattern)
     [opened] = await _open_entries(
-        session, await session.reader.journal.read(session.head, seq, seq)
+        session, await session.contexts.journal.read(session.head, seq, seq)
     )
     text = opened.text
     if pattern:
@@ -193,7 +193,7 @@ async def _open_entries(
     messages = dict(
         zip(
             (entry.seq for entry in with_message),
-            await session.reader.journal.messages(with_message, whole=whole),
+            await session.contexts.journal.messages(with_message, whole=whole),
             strict=True,
         )
     )
@@ -235,7 +235,7 @@ async def _walk_back(session: Session, first_seq: int, last_seq: int) -> AsyncIt
     """Yield entries of the journal in batches, the newest batch first."""
     while last_seq >= first_seq:
         from_seq = max(first_seq, last_seq - _BATCH_ENTRIES + 1)
-        yield await session.reader.journal.read(session.head, from_seq, last_seq)
+        yield await session.contexts.journal.read(session.head, from_seq, last_seq)
         last_seq = from_seq - 1
 
 
@@ -244,7 +244,7 @@ async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) ->
     if to_seq < seq:
         raise ValueError("to_seq is before seq")
     to_seq = min(to_seq, seq + _RANGE_MAX - 1)
-    entries = await session.reader.journal.read(session.head, seq, to_seq)
+    entries = await session.contexts.journal.read(session.head, seq, to_seq)
     share = max(200, RECALL_BYTES_MAX // len(entries) - 40)
     lines: list[str] = []
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
@@ -273,7 +273,7 @@ async def _search(session: Session, pattern: str, to_seq: int | None) -> str:
     found: list[str] = []
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
     # Begin before the reply that called this tool: it contains the pattern itself.
-    asking = await session.reader.journal.last(session.head, Kind.REPLY)
+    asking = await session.contexts.journal.last(session.head, Kind.REPLY)
     last_seq = (asking.seq if asking else seq_after(session.head)) - 1
     last_seq = last_seq if to_seq is None else min(last_seq, to_seq)
     newest_seq, first_seq = last_seq, max(1, last_seq - _SEARCH_ENTRIES_MAX + 1)

@@ -33,7 +33,7 @@ from everlong.models import (
     call_digest,
     make_printable,
 )
-from everlong.storage.history import LoadedContext
+from everlong.storage.context_store import LoadedContext
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, ResumeSummary, get_error_type
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 

@@ -38,7 +38,7 @@ from everlong.models import (
     ToolRun,
     make_printable,
 )
-from everlong.storage.history import ThreadHistory
+from everlong.storage.context_store import ContextStore
 
 T = TypeVar("T")
 
@@ -182,13 +182,13 @@ async def lacks_approval(tool: Tool, run: ToolRun, call: ToolCall, threads: Tool
         return True
 
 
-async def find_call(reader: ThreadHistory, run: ToolRun) -> tuple[SegmentRef, ToolCall]:
+async def find_call(contexts: ContextStore, run: ToolRun) -> tuple[SegmentRef, ToolCall]:
     """Return the call with its arguments, from the newest reply of the journal."""
     head = run.context.head
     if head is None:
         raise _build_missing_call_error(run)
-    entry = await reader.journal.last(head, Kind.REPLY)
-    messages = [] if entry is None else await reader.journal.messages([entry])
+    entry = await contexts.journal.last(head, Kind.REPLY)
+    messages = [] if entry is None else await contexts.journal.messages([entry])
     for message in messages:
         for call in message.tool_calls:
             if call.id == run.call_id:

@@ -20,7 +20,7 @@ from temporalio.client import Client
 from temporalio.common import TypedSearchAttributes
 
 from everlong.client.thread_index import FleetTotals, ThreadIndex
-from everlong.client.threads import Directory
+from everlong.client.thread_list import ThreadList
 from everlong.client.visibility import ThreadRow, read_rows
 from everlong.doctor.checks import check_store
 from everlong.doctor.findings import Finding
@@ -76,22 +76,22 @@ class FleetView:
     """Number of threads in the namespace, as far as known."""
 
 
-async def load_fleet(directory: Directory, last_sweep: SweepReport | None = None) -> FleetView:
-    """Load the fleet view from the directory's last reading."""
-    await directory.look()
-    if directory.index is not None:
-        found = await _load_indexed(directory, directory.index)
+async def load_fleet(thread_list: ThreadList, last_sweep: SweepReport | None = None) -> FleetView:
+    """Load the fleet view from the thread list's last reading."""
+    await thread_list.look()
+    if thread_list.index is not None:
+        found = await _load_indexed(thread_list, thread_list.index)
         all_threads = found.threads
         with contextlib.suppress(
             EverlongError
         ):  # `problem` already reports the unreachable server.
-            all_threads = await directory.count()
+            all_threads = await thread_list.count()
     else:
         found = summarise_rows(
-            await directory.rows(),
-            read_ms=directory.read_ms,
-            is_complete=directory.is_complete,
-            problem=directory.problem,
+            await thread_list.rows(),
+            read_ms=thread_list.read_ms,
+            is_complete=thread_list.is_complete,
+            problem=thread_list.problem,
         )
         all_threads = found.threads
     return dataclasses.replace(found, last_sweep=last_sweep, all_threads=all_threads)
@@ -103,24 +103,24 @@ _INDEX_VIEWS: Final[WeakKeyDictionary[ThreadIndex, tuple[FleetTotals, FleetView]
 )
 
 
-async def _load_indexed(directory: Directory, index: ThreadIndex) -> FleetView:
+async def _load_indexed(thread_list: ThreadList, index: ThreadIndex) -> FleetView:
     """Return the view of an index, from the cache unless the index was read again."""
-    figures = directory.figures
+    figures = thread_list.figures
     known = _INDEX_VIEWS.get(index)
     if known is None or known[0] is not figures:
-        known = (figures, await asyncio.to_thread(_summarise_index, directory, index))
+        known = (figures, await asyncio.to_thread(_summarise_index, thread_list, index))
         _INDEX_VIEWS[index] = known
     return dataclasses.replace(
         known[1],
-        read_ms=directory.read_ms,
-        is_complete=directory.is_complete,
-        problem=directory.problem,
+        read_ms=thread_list.read_ms,
+        is_complete=thread_list.is_complete,
+        problem=thread_list.problem,
     )
 
 
-def _summarise_index(directory: Directory, index: ThreadIndex) -> FleetView:
+def _summarise_index(thread_list: ThreadList, index: ThreadIndex) -> FleetView:
     """Compute the view of an index."""
-    sums = directory.figures
+    sums = thread_list.figures
     p50_ms, p95_ms = index.resume_quantiles((0.5, 0.95))
     return FleetView(
         threads=sums.threads,
@@ -140,9 +140,9 @@ def _summarise_index(directory: Directory, index: ThreadIndex) -> FleetView:
         cost_usd=sums.cost_usd,
         naive_bytes=sums.read_bytes,
         saved_bytes=max(0, sums.read_bytes - sums.carded_bytes),
-        read_ms=directory.read_ms,
-        is_complete=directory.is_complete,
-        problem=directory.problem,
+        read_ms=thread_list.read_ms,
+        is_complete=thread_list.is_complete,
+        problem=thread_list.problem,
     )
 
 

@@ -85,9 +85,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "control",
         "Stop a thread at its next safe point. It takes no more messages; its journal stays.",
     ),
-    "diff": ("history", "Show what changed in a thread from one entry to a later one."),
+    "diff": ("time_travel", "Show what changed in a thread from one entry to a later one."),
     "fork": (
-        "history",
+        "time_travel",
         "Start a new thread from another thread's state after an entry. The other thread is unchanged.",
     ),
     "archive": (

@@ -17,7 +17,7 @@ from rich.table import Table
 from everlong.admin.fleet import FleetView, StoreHealth
 from everlong.archive import Manifest
 from everlong.client.lookup import ThreadSize
-from everlong.client.threads import ThreadPage
+from everlong.client.thread_list import ThreadPage
 from everlong.client.visibility import ThreadRow
 from everlong.console import out, sanitise
 from everlong.format import (

@@ -33,7 +33,7 @@ from everlong.client.lookup import RUNS_MAX
 from everlong.client.progress import ThreadProgress
 from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
-from everlong.client.threads import PAGE_LIMIT_MAX, Directory, Sort
+from everlong.client.thread_list import PAGE_LIMIT_MAX, Sort, ThreadList
 from everlong.client.wait import SCAN_ENTRIES
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
@@ -109,7 +109,7 @@ def runs(
 
 
 class _PageRequest(NamedTuple):
-    """Arguments of `Directory.page`."""
+    """Arguments of `ThreadList.page`."""
 
     text: str
     status: str
@@ -127,12 +127,12 @@ class _PageRequest(NamedTuple):
 
 async def _threads(settings: Settings, request: _PageRequest, as_json: bool) -> None:
     client = await connect(settings)
-    directory = await _read_directory(client, index=request.needs_index)
-    page = await directory.page(*request)  # type: ignore[arg-type] # `sort` is one of Sort
+    thread_list = await _read_thread_list(client, index=request.needs_index)
+    page = await thread_list.page(*request)  # type: ignore[arg-type] # `sort` is one of Sort
     if page.source == "index" and not page.read_ms:  # No id begins with the text.
         with err.status("reading threads"):
-            await directory.read()
-        page = await directory.page(*request)  # type: ignore[arg-type] # `sort` is one of Sort
+            await thread_list.read()
+        page = await thread_list.page(*request)  # type: ignore[arg-type] # `sort` is one of Sort
     if as_json:
         print_json(page)
         return
@@ -145,11 +145,11 @@ async def _threads(settings: Settings, request: _PageRequest, as_json: bool) -> 
 async def _fleet(settings: Settings, as_json: bool) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    directory = await _read_directory(client)
+    thread_list = await _read_thread_list(client)
     last_sweep = None
     with contextlib.suppress(StoreError):  # `check_store_health` below reports it.
         last_sweep = await read_last_sweep(client, packs)
-    view = await load_fleet(directory, last_sweep)
+    view = await load_fleet(thread_list, last_sweep)
     health = await check_store_health(packs)
     if as_json:
         print_json({"fleet": view, "store": health})
@@ -181,14 +181,14 @@ async def _runs(
         err.print(f"older runs: --from {page.next_run_id}", markup=False)
 
 
-async def _read_directory(client: Client, *, index: bool = True) -> Directory:
+async def _read_thread_list(client: Client, *, index: bool = True) -> ThreadList:
     async def get_client() -> Client:
         return client
 
-    directory = Directory(get_client)
+    thread_list = ThreadList(get_client)
     with err.status("reading threads"):
-        await directory.read(index=index)
-    return directory
+        await thread_list.read(index=index)
+    return thread_list
 
 
 @commands.command()

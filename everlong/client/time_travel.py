@@ -35,7 +35,7 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
-from everlong.storage.history import load_items
+from everlong.storage.context_store import load_items
 from everlong.storage.journal import JournalReader
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parse_compaction

@@ -61,7 +61,7 @@ from everlong.models import (
 )
 from everlong.models.search_attributes import build_start_attributes
 from everlong.models.thread_ids import check_id, check_new_id, is_new_id
-from everlong.storage.history import write_message
+from everlong.storage.context_store import write_message
 from everlong.storage.pack_store import PackStore
 
 T = TypeVar("T")
@@ -518,7 +518,7 @@ async def deliver(
     )
 
 
-async def deliver_and_wait(
+async def start_turn_update(
     client: Client,
     thread_id: str,
     message: SendMessage,

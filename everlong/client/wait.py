@@ -31,8 +31,8 @@ from everlong.client.status import (
 from everlong.client.updates import (
     check_startable,
     deliver,
-    deliver_and_wait,
     poll_turn_end,
+    start_turn_update,
     store_message,
 )
 from everlong.errors import (
@@ -482,7 +482,7 @@ class _Delivery:
 
     async def start(self) -> WorkflowUpdateHandle[TurnEnd]:
         """Queue the message by an update that completes with its turn."""
-        return await self._until_taken(deliver_and_wait)
+        return await self._until_taken(start_turn_update)
 
     async def _until_taken(self, send: Callable[..., Awaitable[T]]) -> T:
         started = time.monotonic()

@@ -1,5 +1,6 @@
 """Compaction, context, facts and recall: pure functions of entries, policy and a given time."""
 
+from everlong.compaction.agent_memory import dump_change, forget, list_facts, remember
 from everlong.compaction.compactor import BUDGET_BYTES_MIN, build_summary_prompt, compact
 from everlong.compaction.context import (
     build_context,
@@ -7,7 +8,6 @@ from everlong.compaction.context import (
     find_next_expiry_ms,
     measure_messages,
 )
-from everlong.compaction.facts import dump_change, forget, list_facts, remember
 from everlong.compaction.snapshot import Item, KeptMessage, Note, Snapshot, dump, load
 from everlong.compaction.text import PATTERN_CHARS_MAX, excerpt, grep, shorten
 

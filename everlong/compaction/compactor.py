@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong import limits
+from everlong.compaction.agent_memory import list_facts
 from everlong.compaction.context import (
     Group,
     build_context,
@@ -18,7 +19,6 @@ from everlong.compaction.context import (
     is_live,
     list_kept,
 )
-from everlong.compaction.facts import list_facts
 from everlong.compaction.notes import (
     APPROVAL,
     Ledger,

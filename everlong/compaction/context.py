@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from everlong.compaction.facts import list_facts
+from everlong.compaction.agent_memory import list_facts
 from everlong.compaction.renderer import render_summary
 from everlong.compaction.snapshot import Item, KeptMessage, Note, Snapshot
 from everlong.compaction.text import Cut, utf8_bytes

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from everlong.compaction.agent_memory import measure_fact
 from everlong.compaction.extraction import find_refs
-from everlong.compaction.facts import measure_fact
 from everlong.compaction.snapshot import Note, NoteKind, Snapshot
 from everlong.compaction.text import clip, replace_surrogates, shorten, take_head, utf8_bytes
 from everlong.models import Fact, Kind, ToolCall

@@ -1,18 +1,20 @@
 """Pure decisions about a thread: same input, same answer, on every machine and replay."""
 
-from everlong.policy.limits import (
+from everlong.policy.continue_as_new import (
+    RollReason,
+    RunSize,
+    estimate_resume_seconds,
+    find_roll_reason,
+)
+from everlong.policy.limit_check import (
     LimitHit,
     ObservedCall,
     RepeatedFailure,
-    RollReason,
-    RunSize,
     Streaks,
     Usage,
     count_step,
     count_turn,
-    estimate_resume_seconds,
     find_limit_hit,
-    find_roll_reason,
 )
 from everlong.policy.policy import Action, Policy
 from everlong.policy.retention import (

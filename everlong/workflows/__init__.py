@@ -3,9 +3,10 @@
 from typing import Final
 
 from everlong.workflows.agent import AgentWorkflow, VersionedAgentWorkflow
+from everlong.workflows.continue_as_new import should_continue_as_new
 from everlong.workflows.doctor import DoctorWorkflow, VersionedDoctorWorkflow
 from everlong.workflows.sweeper import SweeperWorkflow, VersionedSweeperWorkflow
-from everlong.workflows.thread import Thread, should_continue_as_new
+from everlong.workflows.thread import Thread
 
 # The server refuses a versioning behaviour from a worker without versioning, so the plain classes have
 # none. AUTO_UPGRADE, since a thread lives for months and may wait for days: pinned, it would keep an old

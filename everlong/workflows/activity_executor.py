@@ -147,7 +147,7 @@ class ActivityExecutor:
                 lambda: should_leave() or (thread.stopping and not was_stopping),
                 timeout=pause if deadline is None else min(pause, deadline),
             )
-        thread.state = approvals.expire(thread.state, thread.now_ms())
+        thread.state = approvals.apply_deadlines(thread.state, thread.now_ms())
         return more
 
 

@@ -110,9 +110,9 @@ class AgentWorkflow:
                 await self._wait()
 
     async def _keep_in_bounds(self) -> None:
-        """Expire approvals, journal, compact, check the limits and publish: between two steps."""
+        """Apply deadlines, journal, compact, check the limits and publish: between two steps."""
         thread = self._thread
-        thread.state = approvals.expire(thread.state, thread.now_ms())
+        thread.state = approvals.apply_deadlines(thread.state, thread.now_ms())
         await thread.keep_small()
         if thread.has_work and thread.state.pause is None and (hit := thread.limit()):
             self._apply_limit(hit)
@@ -184,10 +184,10 @@ class AgentWorkflow:
         return max(0.0, min(waits)) if waits else None
 
     async def _handle_timeout(self) -> None:
-        """Do the work of timers that are due: expire approvals, rest, check sub-agents."""
+        """Do the work of timers that are due: apply deadlines, rest, check sub-agents."""
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()
-        thread.state = approvals.expire(state, now_ms)
+        thread.state = approvals.apply_deadlines(state, now_ms)
         if thread.has_work and state.pause is None:
             return
         idle_seconds = (now_ms - self._waiting_since_ms) / 1000

@@ -13,13 +13,11 @@ from everlong.models import (
     Call,
     Decide,
     Decision,
-    Entry,
     Kind,
     PendingApproval,
     SentTime,
     ThreadState,
     ToolResult,
-    add_data,
     build_error_result,
     make_printable,
     short_digest,
@@ -73,7 +71,7 @@ def explain_refusal(state: ThreadState, decide: Decide, time_ms: int, key: str =
     `key` identifies the request: a client sends it again if it met a continue-as-new. A request that was
     applied before is accepted, and changes nothing.
     """
-    state = expire(state, time_ms)  # The timer may fire late.
+    state = apply_deadlines(state, time_ms)  # The timer may fire late.
     approval = next((each for each in list_pending(state) if each.id == decide.id), None)
     if approval is None:
         if key and _format_mark(decide.id, key) in state.decided:
@@ -97,7 +95,7 @@ def decide(
     sent: SentTime | None = None,
 ) -> ThreadState:
     """Apply a decision that `explain_refusal` accepts."""
-    state = expire(state, time_ms)
+    state = apply_deadlines(state, time_ms)
     if explain_refusal(state, decision, time_ms) or _format_mark(decision.id, key) in state.decided:
         return state
     [approval] = [each for each in list_pending(state) if each.id == decision.id]
@@ -119,7 +117,7 @@ def get_time_to_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
     return timedelta(milliseconds=max(0, min(deadlines) - time_ms)) if deadlines else None
 
 
-def expire(state: ThreadState, time_ms: int) -> ThreadState:
+def apply_deadlines(state: ThreadState, time_ms: int) -> ThreadState:
     """Deny or escalate the approvals whose deadline has passed."""
     for approval in list_pending(state):
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
@@ -130,27 +128,6 @@ def expire(state: ThreadState, time_ms: int) -> ThreadState:
         else:
             state = _escalate(state, approval, time_ms)
     return state
-
-
-def carry(state: ThreadState, run_id: str) -> ThreadState:
-    """Return the state for the next run: each pending approval names the run that asked.
-
-    So do the decisions that are not journalled yet. A run id from an earlier continue-as-new stays.
-    """
-    calls = tuple(
-        replace_values(call, waits=replace_values(call.waits, asked_run=run_id))
-        if call.waits is not None and call.waits.asked_run is None
-        else call
-        for call in state.calls
-    )
-
-    def add_run(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        return tuple(
-            add_data(each, asked_run=run_id) if each.kind == Kind.DECIDED else each
-            for each in entries
-        )
-
-    return replace_values(state, calls=calls, tail=add_run(state.tail), notes=add_run(state.notes))
 
 
 def _build_overdue(approval: Approval) -> Decision:

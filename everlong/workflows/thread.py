@@ -17,7 +17,6 @@ from everlong.models import (
     APPEND_JOURNAL,
     CALL_MODEL,
     COMPACT,
-    CONSUMED_FUNCTION,
     CONTEXT_TOO_LARGE,
     MESSAGE_LOST,
     SENT,
@@ -51,6 +50,7 @@ from everlong.workflows.activity_executor import (
     describe_failure,
     get_failure_type,
 )
+from everlong.workflows.continue_as_new import carry_into_next_run, measure_run
 from everlong.workflows.tool_calls import ToolRunner
 
 _MODEL: Final = build_retry_policy()
@@ -357,11 +357,8 @@ class Thread:
 
     def run_size(self) -> RunSize:
         """Return the size of the current run."""
-        info = workflow.info()
-        return RunSize(
-            events=info.get_current_history_length(),
-            history_bytes=max(0, info.get_current_history_size() - self._first_bytes),
-            server_suggests=info.is_continue_as_new_suggested(),
+        return measure_run(
+            first_bytes=self._first_bytes,
             offloaded_bytes=self._executor.offloaded_bytes,
             blobs=self._executor.blobs,
         )
@@ -372,9 +369,7 @@ class Thread:
             agent=self.agent,
             policy=self._policy,
             changes={} if self._policy else self._changes,
-            state=approvals.carry(
-                _carry_turn(transitions.add_to_counters(self.state, runs=1)), workflow.info().run_id
-            ),
+            state=carry_into_next_run(self.state, _get_turn(self.state)),
             parent=self.parent,
         )
 
@@ -393,39 +388,6 @@ class Thread:
     def now_ms(self) -> int:
         """Return the workflow's time."""
         return workflow.time_ns() // 1_000_000
-
-
-def should_continue_as_new(policy: Policy | None = None) -> bool:
-    """Return whether the current run should continue as new at its next safe point.
-
-    If payloads are offloaded, the history stays small, and the server does not suggest it in time. But
-    every resume reads all results from the store again. This function checks the events and bytes of the
-    history, the payload bytes that the run has consumed since its start (results, signals, updates), the
-    expected time of a resume, and the server's suggestion. Call it in workflow code, at the end of a
-    step.
-
-    The answer is the same in a replay. A change of the policy is a change of workflow code: patch it
-    like any other. On a worker without the plugin, or without its activation hooks (a warning in its log
-    reports that), only the history and the server's suggestion count. So a run whose payloads are
-    offloaded must not move from such a worker to one with hooks: the replay there would end the run
-    earlier than it did.
-
-    Args:
-        policy: Bounds `run_*_max` and `resume_seconds_max`; the defaults if not given.
-
-    """
-    info = workflow.info()
-    history_bytes = info.get_current_history_size()
-    consumed = workflow.extern_functions().get(CONSUMED_FUNCTION)
-    consumed_bytes = int(consumed()) if consumed is not None else 0
-    size = RunSize(
-        events=info.get_current_history_length(),
-        history_bytes=history_bytes,
-        server_suggests=info.is_continue_as_new_suggested(),
-        # Plain payloads are part of the history, so a run from before the plugin gets the same answer.
-        offloaded_bytes=max(0, consumed_bytes - history_bytes),
-    )
-    return find_roll_reason(policy or Policy(), size) is not None
 
 
 def _get_turn(state: ThreadState) -> Turn | None:
@@ -454,17 +416,6 @@ def _get_last_run() -> str:
 def _get_run_start_ms() -> int:
     """Return the start of this run, as Unix milliseconds."""
     return int(workflow.info().workflow_start_time.timestamp() * 1000)
-
-
-def _carry_turn(state: ThreadState) -> ThreadState:
-    """Return the state for the next run, with the start of the turn's part in this run.
-
-    The next run records that part of the turn in its span.
-    """
-    if not state.in_turn:
-        return state
-    turn = _build_turn(state)
-    return replace_values(state, turn_ms=turn.began_ms, carried_after=_get_last_run())
 
 
 def _build_turn(state: ThreadState) -> Turn:

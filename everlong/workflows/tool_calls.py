@@ -112,7 +112,7 @@ class ToolRunner:
         try:
             await workflow.wait_condition(has_changed, timeout=timeout)
         except TimeoutError:
-            thread.state = approvals.expire(thread.state, thread.now_ms())
+            thread.state = approvals.apply_deadlines(thread.state, thread.now_ms())
 
     def take_report(self, report: Report) -> None:
         """Record the report of a sub-agent's thread, if a call waits for it."""

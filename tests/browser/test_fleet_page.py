@@ -4,14 +4,14 @@ from playwright.async_api import expect
 
 from everlong.admin.web import Access, create_admin_app
 from tests.support.dashboard import Stage, open_page, serve, shoot
-from tests.support.fake_directory import FakeDirectory, rows
+from tests.support.fake_thread_list import FakeThreadList, rows
 from tests.support.page_checks import check_page
 
 
 async def test_the_fleet_adds_up_all_threads(stage: Stage) -> None:
     listed = rows(400)
 
-    context = stage.make_context(FakeDirectory(listed))
+    context = stage.make_context(FakeThreadList(listed))
     async with (
         serve(create_admin_app(context, Access())) as url,
         open_page(stage, url=url) as page,

@@ -9,7 +9,7 @@ from playwright.async_api import Page, expect
 from everlong.admin.web import Access, create_admin_app
 from everlong.client.visibility import ThreadRow
 from tests.support.dashboard import Stage, open_page, screenshot, serve
-from tests.support.fake_directory import FakeDirectory, row
+from tests.support.fake_thread_list import FakeThreadList, row
 from tests.support.long_journal import write_long_journal
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -59,7 +59,7 @@ async def take_picture(page: Page, name: str) -> None:
 
 
 async def test_the_pictures_of_the_documents_can_be_taken(stage: Stage) -> None:
-    context = stage.make_context(FakeDirectory(fake_threads()))
+    context = stage.make_context(FakeThreadList(fake_threads()))
     async with (
         serve(create_admin_app(context, Access())) as url,
         open_page(stage, url=url, width=1280, height=680) as page,

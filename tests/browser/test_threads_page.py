@@ -12,7 +12,7 @@ from playwright.async_api import Page, Route, expect
 
 from everlong.admin.web import Access, create_admin_app
 from tests.support.dashboard import Stage, open_page, serve, shoot
-from tests.support.fake_directory import FakeDirectory, rows
+from tests.support.fake_thread_list import FakeThreadList, rows
 from tests.support.page_checks import check_page
 
 MANY = 10_000
@@ -21,12 +21,12 @@ MANY = 10_000
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def many(stage: Stage) -> AsyncIterator[str]:
     """The address of a dashboard with 10,000 threads."""
-    async with _open_listing(stage, FakeDirectory(rows(MANY))) as url:
+    async with _open_listing(stage, FakeThreadList(rows(MANY))) as url:
         yield url
 
 
-def _open_listing(stage: Stage, directory: FakeDirectory) -> AbstractAsyncContextManager[str]:
-    context = stage.make_context(directory)
+def _open_listing(stage: Stage, thread_list: FakeThreadList) -> AbstractAsyncContextManager[str]:
+    context = stage.make_context(thread_list)
     return serve(create_admin_app(context, Access()))
 
 
@@ -35,7 +35,7 @@ async def ids(page: Page) -> list[str]:
 
 
 async def test_an_empty_list_shows_how_to_send_a_message(stage: Stage) -> None:
-    async with _open_listing(stage, FakeDirectory([])) as url, open_page(stage, url=url) as page:
+    async with _open_listing(stage, FakeThreadList([])) as url, open_page(stage, url=url) as page:
         await page.goto("/")
         await expect(page.get_by_role("heading", name="No threads yet")).to_be_visible()
         await expect(page.get_by_text("everlong send hello-1")).to_be_visible()

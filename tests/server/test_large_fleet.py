@@ -12,7 +12,7 @@ from temporalio.service import RPCError
 
 from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin, ThreadStart
-from everlong.client.threads import Directory, ThreadPage
+from everlong.client.thread_list import ThreadList, ThreadPage
 from everlong.client.visibility import QUERY, count_rows, quote_text
 from everlong.embedded import TemporalServer
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO
@@ -34,7 +34,7 @@ async def start(client: Client, thread_id: str, number: int) -> None:
     )
 
 
-async def all_pages(listed: Directory, limit: int, **wanted: Any) -> list[ThreadPage]:
+async def all_pages(listed: ThreadList, limit: int, **wanted: Any) -> list[ThreadPage]:
     pages = [await listed.page(limit=limit, **wanted)]
     while pages[-1].next_cursor:
         assert len(pages) < 100
@@ -69,7 +69,7 @@ async def test_a_real_server_lists_finds_and_counts_like_the_memory_list(
     async def connect() -> Client:
         return client
 
-    memory, large = Directory(connect), Directory(connect, rows_max=0)
+    memory, large = ThreadList(connect), ThreadList(connect, rows_max=0)
     await memory.read()
     await large.read()
     for wanted in (

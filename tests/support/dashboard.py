@@ -15,7 +15,7 @@ from temporalio.client import Client
 
 from everlong import Policy
 from everlong.admin.web import Access, AppContext, create_admin_app
-from everlong.client.threads import Directory
+from everlong.client.thread_list import ThreadList
 from everlong.embedded import start_server
 from everlong.embedded.server import find_free_port
 from everlong.models import ThreadStatus
@@ -44,14 +44,14 @@ class Stage:
     def client(self) -> Client:
         return self.threads.client
 
-    def make_context(self, directory: Directory | None = None) -> AppContext:
-        """Return another context of the same server, with its own directory."""
+    def make_context(self, thread_list: ThreadList | None = None) -> AppContext:
+        """Return another context of the same server, with its own thread list."""
 
         async def connect() -> Client:
             return self.client
 
         context = AppContext(connect, self.context.packs, task_queue=self.threads.task_queue)
-        context.directory = directory or context.directory
+        context.thread_list = thread_list or context.thread_list
         return context
 
     async def send(self, thread_id: str, text: str, name: str = "ops") -> int:
@@ -67,8 +67,8 @@ class Stage:
         """Wait until visibility, and so the list, shows a thread."""
 
         async def is_listed() -> bool:
-            await self.context.directory.read()
-            row = self.context.directory.row(thread_id)
+            await self.context.thread_list.read()
+            row = self.context.thread_list.row(thread_id)
             return row is not None and status in ("", row.status)
 
         await wait_until(is_listed, seconds)

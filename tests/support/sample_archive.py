@@ -28,7 +28,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.policy import LimitHit
-from everlong.storage.history import write_message
+from everlong.storage.context_store import write_message
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
 from everlong.testing import workload

@@ -154,7 +154,8 @@ async def test_the_answer_of_a_sub_agent_is_read_from_the_end_of_its_journal(
     activities = AgentActivities(packs, [])
     store.gets = 0
     result = await env.run(
-        activities.collect, Collect(child_id="child", head=head, call_id="c1", tool="ask")
+        activities.store_child_answer,
+        Collect(child_id="child", head=head, call_id="c1", tool="ask"),
     )
     assert store.gets == 1
     assert result.outcome == ("failed" if failed else "ok")

@@ -22,6 +22,7 @@ from everlong.models import (
     parse_message,
 )
 from everlong.workflows import approvals
+from everlong.workflows.continue_as_new import carry_approvals
 
 NOW_MS = 1_000_000
 
@@ -108,8 +109,8 @@ def test_a_deadline_is_kept_to_the_millisecond() -> None:
         make_state(make_options(deadline_seconds=2.5), make_options()), NOW_MS
     )
     assert approvals.get_time_to_deadline(state, NOW_MS) == timedelta(seconds=2.5)
-    assert approvals.expire(state, NOW_MS + 2499) == state
-    late = approvals.expire(state, NOW_MS + 2500)
+    assert approvals.apply_deadlines(state, NOW_MS + 2499) == state
+    late = approvals.apply_deadlines(state, NOW_MS + 2500)
     assert [each.id for each in approvals.list_pending(late)] == ["4-2"]
     assert (late.notes[-1].data or {})["by"] == approvals.DEADLINE
     assert approvals.get_time_to_deadline(late, NOW_MS) is None
@@ -120,14 +121,16 @@ def test_an_escalation_grants_the_same_time_once() -> None:
     options = make_options(
         approvers=("alice",), deadline_seconds=10.0, on_deadline="escalate", escalate_to=("chief",)
     )
-    state = approvals.expire(approvals.request(make_state(options), NOW_MS), NOW_MS + 12_000)
+    state = approvals.apply_deadlines(
+        approvals.request(make_state(options), NOW_MS), NOW_MS + 12_000
+    )
     [approval] = approvals.list_pending(state)
     assert approval.escalated
     assert (approval.asked_ms, approval.deadline_ms) == (NOW_MS, NOW_MS + 22_000)
     assert "chief may" in approvals.explain_refusal(state, decision(by="alice"), NOW_MS + 12_000)
     assert approvals.explain_refusal(state, decision(by="chief"), NOW_MS + 12_000) == ""
-    assert approvals.expire(state, NOW_MS + 21_999) == state
-    late = approvals.expire(state, NOW_MS + 22_000)
+    assert approvals.apply_deadlines(state, NOW_MS + 21_999) == state
+    late = approvals.apply_deadlines(state, NOW_MS + 22_000)
     assert approvals.list_pending(late) == []
     assert "decided already" in approvals.explain_refusal(late, decision(by="chief"), NOW_MS)
     assert kinds(late) == [Kind.ASKED, Kind.DECIDED, Kind.DECIDED]
@@ -136,7 +139,7 @@ def test_an_escalation_grants_the_same_time_once() -> None:
 def test_a_decision_in_time_is_not_overruled_by_the_deadline() -> None:
     state = approvals.request(make_state(make_options(deadline_seconds=1.0)), NOW_MS)
     state = approvals.decide(state, decision(), NOW_MS + 999)
-    assert approvals.expire(state, NOW_MS + 5000) == state
+    assert approvals.apply_deadlines(state, NOW_MS + 5000) == state
 
 
 def test_a_decision_after_the_deadline_is_late_even_before_its_timer() -> None:
@@ -186,9 +189,9 @@ def test_the_denial_that_the_model_reads_is_bounded() -> None:
 def test_a_decision_names_the_run_that_asked_once_the_thread_has_rolled() -> None:
     state = approvals.request(make_state(make_options(), make_options(), make_options()), NOW_MS)
     state = approvals.decide(state, decision(1), NOW_MS)
-    state = approvals.carry(state, "run-1")
+    state = carry_approvals(state, "run-1")
     state = approvals.decide(state, decision(2), NOW_MS)
-    state = approvals.carry(state, "run-2")
+    state = carry_approvals(state, "run-2")
     state = approvals.decide(state, decision(3), NOW_MS)
     asked = [note.data for note in state.notes if note.kind == Kind.DECIDED]
     assert [data and data["asked_run"] for data in asked] == ["run-1", "run-1", "run-1"]
@@ -197,11 +200,11 @@ def test_a_decision_names_the_run_that_asked_once_the_thread_has_rolled() -> Non
 def test_a_decision_carried_to_the_next_run_counts_its_whole_size() -> None:
     state = approvals.request(make_state(make_options()), NOW_MS)
     state = approvals.decide(state, decision(1), NOW_MS)
-    carried = approvals.carry(state, "run-1")
+    carried = carry_approvals(state, "run-1")
     assert carried.notes[-1].size_bytes == len(to_json(carried.notes[-1].data))
     assert carried.notes[-1].size_bytes > state.notes[-1].size_bytes
     assert carried.notes[0] == state.notes[0]  # The question names no run.
-    assert approvals.carry(carried, "run-2") == carried
+    assert carry_approvals(carried, "run-2") == carried
 
 
 def test_a_decision_of_the_run_that_asked_takes_no_more_of_the_state() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from everlong import console
 from everlong.cli.output import build_threads_table
 from everlong.cli.query import format_csv, print_csv
-from everlong.client.threads import ThreadPage
+from everlong.client.thread_list import ThreadPage
 from everlong.client.visibility import ThreadRow
 from everlong.format import format_spark
 from everlong.models import ThreadCard

@@ -10,9 +10,9 @@ import pytest
 
 from everlong.admin.fleet import load_fleet
 from everlong.cli.output import describe_page
-from everlong.client import threads as module
+from everlong.client import thread_list as module
 from everlong.client.thread_index import ThreadIndex
-from everlong.client.threads import Cursor, Directory, ThreadPage, parse_cursor
+from everlong.client.thread_list import Cursor, ThreadList, ThreadPage, parse_cursor
 from everlong.client.visibility import (
     PAGE_ROWS,
     RowsPage,
@@ -52,8 +52,8 @@ def threads(count: int) -> list[Thread]:
     return made
 
 
-def make_directory(server: FakeVisibility, rows_max: int = FIT, **bounds: int) -> Directory:
-    return Directory(server.connect, rows_max=rows_max, **bounds)  # type: ignore[arg-type]
+def make_thread_list(server: FakeVisibility, rows_max: int = FIT, **bounds: int) -> ThreadList:
+    return ThreadList(server.connect, rows_max=rows_max, **bounds)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def ids(page: ThreadPage) -> list[str]:
     return [row.thread_id for row in page.rows]
 
 
-async def all_pages(listed: Directory, **wanted: Any) -> list[ThreadPage]:
+async def all_pages(listed: ThreadList, **wanted: Any) -> list[ThreadPage]:
     pages = [await listed.page(**wanted)]
     while pages[-1].next_cursor:
         assert len(pages) < 200
@@ -76,7 +76,7 @@ async def all_pages(listed: Directory, **wanted: Any) -> list[ThreadPage]:
 @pytest.mark.guarantee(96)
 async def test_a_thread_is_found_by_its_id_however_many_there_are(server: FakeVisibility) -> None:
     server.add([Thread(thread_id="needle", started_ms=1, agent="ops")])
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read(index=False)
     page = await listed.page("needle")
     assert (await ids(page), page.total, page.source) == (["needle"], 1, "server")
@@ -88,7 +88,7 @@ async def test_a_thread_is_found_by_its_id_however_many_there_are(server: FakeVi
 async def test_a_thread_not_yet_indexed_is_found_by_its_id(
     server: FakeVisibility,
 ) -> None:
-    listed = make_directory(server, index_rows_max=1)
+    listed = make_thread_list(server, index_rows_max=1)
     await listed.read()
     server.add([Thread(thread_id="zz-new", started_ms=2)])
     assert await ids(await listed.page("zz-")) == ["zz-new"]
@@ -97,7 +97,7 @@ async def test_a_thread_not_yet_indexed_is_found_by_its_id(
 async def test_pages_of_the_server_hold_every_thread_once_in_its_order(
     server: FakeVisibility,
 ) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     pages = await all_pages(listed, limit=7)
     found = [row for page in pages for row in page.rows]
@@ -112,7 +112,7 @@ async def test_pages_of_the_server_hold_every_thread_once_in_its_order(
 
 
 async def test_filters_by_status_and_agent_query_the_server(server: FakeVisibility) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read(index=False)
     before = server.calls["list"]
     pages = await all_pages(listed, status="paused", agent="ops", limit=2)
@@ -130,7 +130,7 @@ async def test_filters_by_status_and_agent_query_the_server(server: FakeVisibili
 async def test_a_prefix_finds_all_ids_that_begin_with_it(
     server: FakeVisibility,
 ) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read(index=False)
     server.add([Thread(thread_id="thread-00001", started_ms=3)])
     for limit in (1, 3, 200):
@@ -144,7 +144,7 @@ async def test_a_prefix_finds_all_ids_that_begin_with_it(
 
 
 async def test_the_index_finds_text_inside_ids(server: FakeVisibility) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     page = await listed.page("AD-00005")
     assert page.source == "index"
@@ -156,7 +156,7 @@ async def test_the_index_finds_text_inside_ids(server: FakeVisibility) -> None:
 async def test_the_index_serves_other_orders_with_its_age(
     server: FakeVisibility,
 ) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     page = await listed.page(sort="-stored", limit=5)
     largest = sorted(threads(MANY), key=lambda each: (-each.stored_bytes, each.thread_id))
@@ -172,7 +172,7 @@ async def test_the_index_serves_other_orders_with_its_age(
 
 
 async def test_every_order_of_an_index_equals_that_of_memory(server: FakeVisibility) -> None:
-    small, large = make_directory(server, rows_max=1000), make_directory(server)
+    small, large = make_thread_list(server, rows_max=1000), make_thread_list(server)
     await small.read()
     await large.read()
     for name in module._KEYS:
@@ -186,7 +186,7 @@ async def test_every_order_of_an_index_equals_that_of_memory(server: FakeVisibil
 
 
 async def test_an_offset_without_a_cursor_counts_in_the_index(server: FakeVisibility) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     page = await listed.page(offset=50, limit=20)
     assert (page.source, page.offset, len(page.rows)) == ("index", 50, 10)
@@ -195,7 +195,7 @@ async def test_an_offset_without_a_cursor_counts_in_the_index(server: FakeVisibi
 async def test_a_small_fleet_is_served_from_memory(
     server: FakeVisibility,
 ) -> None:
-    listed = make_directory(server, rows_max=MANY)
+    listed = make_thread_list(server, rows_max=MANY)
     await listed.read()
     before = server.calls.copy()
     page = await listed.page("READ-00005", limit=4)
@@ -206,7 +206,7 @@ async def test_a_small_fleet_is_served_from_memory(
 
 
 async def test_the_figures_of_a_fleet_are_the_same_by_an_index(server: FakeVisibility) -> None:
-    small, large = make_directory(server, rows_max=1000), make_directory(server)
+    small, large = make_thread_list(server, rows_max=1000), make_thread_list(server)
     await small.read()
     await large.read()
     in_memory, indexed = await load_fleet(small), await load_fleet(large)
@@ -234,7 +234,7 @@ async def test_no_figure_claims_more_than_was_read(
         return await read_rows(client, query, token, known, size)
 
     monkeypatch.setattr(module, "read_rows", read_ten)
-    listed = make_directory(server, index_rows_max=40)
+    listed = make_thread_list(server, index_rows_max=40)
     await listed.read()
     page = await listed.page(sort="-stored")
     assert (page.is_complete, page.total, page.known_threads, page.all_threads) == (
@@ -249,7 +249,7 @@ async def test_no_figure_claims_more_than_was_read(
     view = await load_fleet(listed)
     assert (view.threads, view.all_threads, view.is_complete) == (40, MANY, False)
     context = make_context()
-    context.directory = listed
+    context.thread_list = listed
     async with open_http_client(context) as browser:
         html = (await browser.get("/", params={"sort": "-stored"})).text
         assert "the newest 40 threads by stored, from an index of 60" in html
@@ -259,10 +259,10 @@ async def test_no_figure_claims_more_than_was_read(
 
 
 async def test_a_page_describes_its_list_and_links_the_next(server: FakeVisibility) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     context = make_context()
-    context.directory = listed
+    context.thread_list = listed
     async with open_http_client(context) as browser:
         html = (await browser.get("/")).text
         assert "Listed: open threads by their start" in html
@@ -284,7 +284,7 @@ async def test_a_page_describes_its_list_and_links_the_next(server: FakeVisibili
 
 @pytest.mark.parametrize("cursor", ["none", "%%%", "AAAA", Cursor(3, b"another list").text()])
 async def test_a_cursor_of_another_list_is_refused(server: FakeVisibility, cursor: str) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     with pytest.raises(ConfigError, match="first page"):
         await listed.page(cursor=cursor)
@@ -298,7 +298,7 @@ def test_a_cursor_is_read_back() -> None:
 async def test_the_index_is_shown_with_a_notice_while_the_server_is_away(
     server: FakeVisibility, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     server.is_down = True
     page = await listed.page(limit=200)
@@ -316,7 +316,7 @@ async def test_a_reused_id_is_listed_once_as_its_newest_run(
             Thread(thread_id="again", run_id="new", started_ms=4),
         ]
     )
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     pages = await all_pages(listed, limit=10)
     rows = [row for page in pages for row in page.rows if row.thread_id == "again"]
@@ -328,7 +328,7 @@ async def test_a_reused_id_is_listed_once_as_its_newest_run(
 
 
 async def test_an_index_drops_a_thread_missed_twice(server: FakeVisibility) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     server.remove("thread-000000")
     server.remove("thread-000009")  # It had ended: that was its last run.
@@ -339,7 +339,7 @@ async def test_an_index_drops_a_thread_missed_twice(server: FakeVisibility) -> N
 
 
 async def test_a_fleet_that_shrinks_is_kept_in_memory_again(server: FakeVisibility) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     for number in range(50):
         server.remove(f"thread-{number:06}")
@@ -349,7 +349,7 @@ async def test_a_fleet_that_shrinks_is_kept_in_memory_again(server: FakeVisibili
 
 
 async def test_viewers_of_one_list_share_the_servers_answers(server: FakeVisibility) -> None:
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     before = server.calls.copy()
     for _ in range(20):
@@ -361,7 +361,7 @@ async def test_viewers_of_one_list_share_the_servers_answers(server: FakeVisibil
 async def test_filters_without_search_attributes_use_temporals_own_fields() -> None:
     bare = [dataclasses.replace(each, status=None, agent=None) for each in threads(MANY)]
     server = FakeVisibility(bare, has_attributes=False)
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     await listed.read()
     running = await listed.page(status="running", limit=200)
     assert running.total == len([each for each in bare if not each.closed_ms])
@@ -416,7 +416,7 @@ async def test_a_large_fleet_is_listed_within_its_bounds() -> None:
     """The short version of `python -m bench.admin --only fleet`: a tenth of it, without a network."""
     count = 10_000
     server = FakeVisibility(threads(count))
-    listed = make_directory(server, rows_max=1_000)
+    listed = make_thread_list(server, rows_max=1_000)
     await listed.read()
     assert server.calls["list"] == count // PAGE_ROWS + 1
     assert server.calls["count"] == 1
@@ -442,7 +442,7 @@ async def test_a_list_is_refreshed_only_while_it_is_viewed(
     monkeypatch.setattr(module, "_PAUSE_SECONDS_MIN", 0.01)
     monkeypatch.setattr(module, "_PAUSE_FACTOR", 0.0)
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.1)
-    listed = make_directory(server)
+    listed = make_thread_list(server)
     async with listed.keep_fresh():
         deadline = time.monotonic() + 10
         seen = -1

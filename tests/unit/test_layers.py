@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "doctor/probes": ({"errors", "models", "storage"}, {"temporalio"}),
     "storage": ({"errors", "limits", "models"}, PURE),
     "compaction": ({"errors", "limits", "models", "policy"}, PURE),
-    "storage/history": (
+    "storage/context_store": (
         {"compaction", "errors", "limits", "models", "policy", "storage"},
         STDLIB_ONLY,
     ),
@@ -80,7 +80,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "models/json_payloads",
             "limits",
             "models",
-            "storage/history",
+            "storage/context_store",
             "policy",
             "doctor/probes",
             "storage",
@@ -116,7 +116,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "models",
             "models/search_attributes",
             "models/thread_ids",
-            "storage/history",
+            "storage/context_store",
             "policy",
             "storage",
             "sweep",

@@ -16,7 +16,7 @@ from everlong.activities import builtin_tools
 from everlong.activities.builtin_tools import Session, recall, use_session
 from everlong.compaction import PATTERN_CHARS_MAX, Item, excerpt, grep
 from everlong.models import Kind, Message, SegmentRef, build_entry, thread_key
-from everlong.storage.history import LoadedContext, ThreadHistory, write_message
+from everlong.storage.context_store import ContextStore, LoadedContext, write_message
 from everlong.storage.pack_store import PackStore
 from tests.support.fake_stores import CountingStore
 
@@ -108,16 +108,16 @@ class JournalSession:
 
     def __init__(self) -> None:
         self.store = CountingStore()
-        self.reader = ThreadHistory(PackStore(self.store), THREAD)
+        self.contexts = ContextStore(PackStore(self.store), THREAD)
         self.head: SegmentRef | None = None
         self.seq = 1
 
     async def add(self, text: str, kind: Kind = Kind.TOOL_RESULT) -> None:
         role = "tool" if kind == Kind.TOOL_RESULT else "user"
         message = Message(role=role, text=text, call_id="c", tool="bash")
-        entry, _ = await write_message(self.reader.journal, kind, message, 1, 1000)
+        entry, _ = await write_message(self.contexts.journal, kind, message, 1, 1000)
         entry = dataclasses.replace(entry, seq=self.seq)
-        self.head, _ = await self.reader.journal.append(self.head, [entry])
+        self.head, _ = await self.contexts.journal.append(self.head, [entry])
         self.seq += 1
 
     async def take(self, items: Sequence[Item], at_once: int = 20) -> None:
@@ -128,7 +128,7 @@ class JournalSession:
                 else build_entry(item.entry.seq, item.entry.kind, item.message, 1)
                 for item in items[start : start + at_once]
             ]
-            self.head, _ = await self.reader.journal.append(self.head, entries)
+            self.head, _ = await self.contexts.journal.append(self.head, entries)
 
     def session(self) -> Session:
         async def no_past() -> LoadedContext:
@@ -136,7 +136,7 @@ class JournalSession:
 
         assert self.head is not None
         self.store.gets = 0
-        return Session(ThreadHistory(PackStore(self.store), THREAD), self.head, no_past)
+        return Session(ContextStore(PackStore(self.store), THREAD), self.head, no_past)
 
 
 @pytest.fixture

@@ -289,7 +289,7 @@ def test_the_unjournalled_backlog_is_bounded_too(message: SendMessage, stops: bo
     """The store fails after the reply, while approvals are escalated, and denied with long reasons."""
     state = add_calls(busy(message), KNOWN, asks=True)
     deadline_ms = NOW_MS + int(limits.ACTIVITY_SECONDS_MAX * 1000)
-    state = approvals.expire(state, deadline_ms)
+    state = approvals.apply_deadlines(state, deadline_ms)
     for call in approvals.list_pending(state):
         decision = Decide(
             id=call.id, approve=False, by=call.approvers[0], reason=WIDE * 299 + "\x00"

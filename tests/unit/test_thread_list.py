@@ -10,8 +10,8 @@ from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
 from everlong.admin.fleet import find_quantile, summarise_rows
 from everlong.admin.overview import measure_limits
-from everlong.client import threads as module
-from everlong.client.threads import Directory
+from everlong.client import thread_list as module
+from everlong.client.thread_list import ThreadList
 from everlong.client.visibility import RowsPage, ThreadRow, build_row
 from everlong.errors import ServerUnreachable
 from everlong.models import Counters, ThreadCard, ThreadStatus
@@ -63,8 +63,8 @@ async def get_none() -> None:
     return None
 
 
-def directory() -> Directory:
-    return Directory(get_none)  # type: ignore[arg-type]
+def thread_list() -> ThreadList:
+    return ThreadList(get_none)  # type: ignore[arg-type]
 
 
 async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
@@ -75,7 +75,7 @@ async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
             row("AB", stored_bytes=7),
         ]
     ]
-    listed = directory()
+    listed = thread_list()
     await listed.read()
 
     async def ids(*arguments: object) -> list[str]:
@@ -95,7 +95,7 @@ async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
 
 async def test_the_version_changes_only_with_a_row(seen: Visibility) -> None:
     seen.pages = [[row("a")], [row("a")], [row("a", stored_bytes=1)]]
-    listed = directory()
+    listed = thread_list()
     versions = []
     for _ in range(3):
         await listed.read()
@@ -107,7 +107,7 @@ async def test_the_version_changes_when_a_failure_begins_and_ends(
     seen: Visibility,
 ) -> None:
     seen.pages = [[row("a")], [row("a")]]
-    listed = directory()
+    listed = thread_list()
     await listed.read()
     versions = [listed.version]
     seen.fails = True
@@ -123,7 +123,7 @@ async def test_the_version_changes_when_a_failure_begins_and_ends(
 
 async def test_a_thread_that_rolls_during_a_listing_is_not_lost(seen: Visibility) -> None:
     seen.pages = [[row("a"), row("b")], [row("b")], [row("b")]]
-    listed = directory()
+    listed = thread_list()
     await listed.read()
     await listed.read()
     assert {each.thread_id for each in await listed.rows()} == {"a", "b"}
@@ -133,7 +133,7 @@ async def test_a_thread_that_rolls_during_a_listing_is_not_lost(seen: Visibility
 
 async def test_an_id_with_several_runs_has_one_row(seen: Visibility) -> None:
     seen.pages = [[row("a", started_ms=5, run_id="new"), row("a", started_ms=2, run_id="old")]]
-    listed = directory()
+    listed = thread_list()
     await listed.read()
     assert [each.run_id for each in await listed.rows()] == ["new"]
 
@@ -143,7 +143,7 @@ async def test_a_failed_refresh_is_reported_and_earlier_rows_stay(
     seen: Visibility,
 ) -> None:
     seen.pages = [[row("a")]]
-    listed = directory()
+    listed = thread_list()
     async with listed.keep_fresh():
         page = await listed.page()
         assert (page.total, page.problem) == (1, "")
@@ -159,7 +159,7 @@ async def test_a_failed_refresh_is_reported_and_earlier_rows_stay(
 
 
 async def test_the_page_reports_a_missing_server() -> None:
-    listed = Directory(raise_unreachable)
+    listed = ThreadList(raise_unreachable)
     async with listed.keep_fresh():
         page = await listed.page()
     assert (page.total, page.is_complete) == (0, False)

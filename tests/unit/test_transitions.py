@@ -113,7 +113,7 @@ class ThreadModel(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         before = self.state
-        self.state = approvals.expire(self.state, self.time_ms)
+        self.state = approvals.apply_deadlines(self.state, self.time_ms)
         self.count_expired(before)
 
     @precondition(lambda self: self.quiet and not self.state.in_turn and not self.failed)

@@ -15,7 +15,7 @@ from everlong.admin.web.jobs import Jobs
 from everlong.client.status import keep_answers
 from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
-from everlong.client.threads import Directory
+from everlong.client.thread_list import ThreadList
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models import SweepOptions, SweepReport
 from everlong.storage.pack_store import PackStore
@@ -55,7 +55,7 @@ class AppContext:
         self.jobs = Jobs()
         self.temporal_ui = temporal_ui
         """URL of the Temporal UI, for links; empty if it is not configured."""
-        self.directory = Directory(self.client)
+        self.thread_list = ThreadList(self.client)
         self._connect = connect
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
@@ -105,7 +105,7 @@ class AppContext:
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Keep the list of threads up to date until the server stops, then cancel running jobs."""
-        async with self.directory.keep_fresh(), self.jobs.lifespan():
+        async with self.thread_list.keep_fresh(), self.jobs.lifespan():
             yield
 
 

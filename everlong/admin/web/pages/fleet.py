@@ -16,7 +16,7 @@ def create_router(layout: Layout) -> APIRouter:
     context = layout.context
 
     async def build_figures() -> dict[str, Any]:
-        found = await load_fleet(context.directory, await context.last_sweep())
+        found = await load_fleet(context.thread_list, await context.last_sweep())
         running = [each for each in context.jobs.list_running() if each.action == "sweep"]
         return {
             "found": found,

@@ -184,7 +184,7 @@ class Layout:
             "page": page,
             "who": find_visitor(request),
             "namespace": namespace,
-            "waiting": await self.context.directory.pending(),
+            "waiting": await self.context.thread_list.pending(),
         }
 
 

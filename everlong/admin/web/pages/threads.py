@@ -14,7 +14,7 @@ from everlong.admin.web.pages.layout import (
     make_etag,
     respond_with_etag,
 )
-from everlong.client.threads import (
+from everlong.client.thread_list import (
     CURSOR_CHARS_MAX,
     Sort,
     ThreadPage,
@@ -113,11 +113,11 @@ def build_heads(query: ListQuery) -> list[Head]:
 def create_router(layout: Layout) -> APIRouter:
     """Return the routes of the list of threads."""
     router = APIRouter()
-    directory = layout.context.directory
+    thread_list = layout.context.thread_list
 
     async def read_page(query: ListQuery) -> ThreadPage:
         try:
-            return await directory.page(
+            return await thread_list.page(
                 query.text,
                 query.status,
                 query.agent,

@@ -52,7 +52,7 @@ def create_fleet_router(context: AppContext) -> APIRouter:
         **requires("read"),
     )
     async def fleet() -> FleetView:
-        return await load_fleet(context.directory, await context.last_sweep())
+        return await load_fleet(context.thread_list, await context.last_sweep())
 
     @router.get(
         "/store",

@@ -19,7 +19,7 @@ from everlong.admin.web.parameters import (
 )
 from everlong.client.lookup import RUNS_MAX, RunPage, ThreadSize
 from everlong.client.status import WORKER_SECONDS_MAX
-from everlong.client.threads import (
+from everlong.client.thread_list import (
     CURSOR_CHARS_MAX,
     PAGE_LIMIT_MAX,
     TEXT_CHARS_MAX,
@@ -71,7 +71,7 @@ def create_threads_router(context: AppContext) -> APIRouter:
         cursor: Annotated[str, Query(max_length=CURSOR_CHARS_MAX)] = "",
         if_none_match: Annotated[str, Header()] = "",
     ) -> ThreadPage | Response:
-        page = await context.directory.page(text, status, agent, sort, offset, limit, cursor)
+        page = await context.thread_list.page(text, status, agent, sort, offset, limit, cursor)
         etag = f'"{page.version}"'
         if etag in if_none_match:
             return Response(status_code=304, headers={"etag": etag})

@@ -1,4 +1,4 @@
-"""Facts: an agent's memory at a given time, and the eviction of facts beyond its caps.
+"""Memory of an agent: the facts that it remembers, and the eviction of facts beyond its caps.
 
 Eviction always has the same order: expired, least important, oldest, by key.
 """

@@ -1,4 +1,4 @@
-"""History of a thread: reads its snapshot, the entries since, and their messages.
+"""Store of a thread's contexts: reads its snapshot, the entries since, and their messages.
 
 It reads no more than the model's context needs. Compaction itself stays pure, in `compaction/`.
 """
@@ -39,8 +39,8 @@ class LoadedContext:
     now_ms: int
 
 
-class ThreadHistory:
-    """The history of one thread: reads its context, and stores its snapshots."""
+class ContextStore:
+    """The contexts of one thread: reads the current one, and stores snapshots."""
 
     def __init__(self, packs: PackStore, thread: str) -> None:
         self._packs = packs
@@ -55,16 +55,13 @@ class ThreadHistory:
         base = None
         first_seq = 1
         if context.snapshot is not None:
-            base = await self._snapshot(context.snapshot)
+            base = await self._read_snapshot(context.snapshot)
             first_seq = base.upto_seq + 1
         entries = [*await self.journal.read(context.head, first_seq), *tail]
-        return LoadedContext(base, tuple(await self.items(entries)), policy, context.now_ms)
+        items = await load_items(self.journal, entries)
+        return LoadedContext(base, tuple(items), policy, context.now_ms)
 
-    async def items(self, entries: Sequence[Entry]) -> list[Item]:
-        """Return entries with their messages, as a model sees them."""
-        return await load_items(self.journal, entries)
-
-    async def store(
+    async def write_snapshot(
         self, snapshot: Snapshot, context_bytes: int, previous: SnapshotRef | None = None
     ) -> tuple[SnapshotRef, int]:
         """Store a snapshot, which mostly repeats `previous`; return its ref and the bytes written."""
@@ -79,7 +76,7 @@ class ThreadHistory:
             written_bytes,
         )
 
-    async def _snapshot(self, snapshot: SnapshotRef) -> Snapshot:
+    async def _read_snapshot(self, snapshot: SnapshotRef) -> Snapshot:
         if snapshot.ref.thread != self._thread:
             raise RefRefused(
                 f"snapshot {snapshot.ref.digest} belongs to another thread and is not read. Find "

@@ -1,4 +1,4 @@
-"""Commands for a thread's history: the difference between two entries, and forks."""
+"""Commands for time travel: the difference between two entries of a thread, and forks."""
 
 import asyncio
 from collections.abc import Iterator

@@ -221,7 +221,7 @@ class Threads:
         return await self._visibility.count(wanted) + (exact is not None)
 
 
-class Directory:
+class ThreadList:
     """The threads of a namespace: as they were read last, or as the server lists them."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Fake directory of threads for the list pages: rows without workflows."""
+"""Fake thread list for the list pages: rows without workflows."""
 
 import random
 import time
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from temporalio.client import Client
 
-from everlong.client.threads import Directory
+from everlong.client.thread_list import ThreadList
 from everlong.client.visibility import ThreadRow
 from everlong.models import ThreadCard
 
@@ -61,8 +61,8 @@ def rows(count: int) -> list[ThreadRow]:
     return [row(number, now_ms) for number in range(count)]
 
 
-class FakeDirectory(Directory):
-    """Directory that lists the rows it was given."""
+class FakeThreadList(ThreadList):
+    """ThreadList that lists the rows it was given."""
 
     def __init__(self, listed: Sequence[ThreadRow]) -> None:
         async def connect() -> Client:
