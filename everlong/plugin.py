@@ -39,12 +39,13 @@ from everlong.codecs.composition import (
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, install_hooks, pass_package_through
-from everlong.interceptors.drain import DrainInterceptor, DrainReader
-from everlong.interceptors.headers import NexusInterceptor, SentTimeInterceptor, ThreadIdInterceptor
-from everlong.interceptors.history import RunHistory
+from everlong.interceptors.headers import NexusInterceptor, SentTimeInterceptor
 from everlong.interceptors.last_worker import ThisWorker
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
+from everlong.interceptors.read_mode import DrainInterceptor, DrainReader
 from everlong.interceptors.resume import ContinueAsNewHook, ResumeHook, ResumeLog
+from everlong.interceptors.run_history import RunHistory
+from everlong.interceptors.thread_ids import ThreadIdInterceptor
 from everlong.policy import Policy
 from everlong.storage import BlobStore
 from everlong.storage.instrumented import READS

@@ -16,8 +16,8 @@ from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.console import out, sanitise, show_progress
 from everlong.doctor.checks import run_checks
-from everlong.doctor.drain import DrainReport, HoldingCount, count_holdings
 from everlong.doctor.findings import Finding
+from everlong.doctor.remaining_payloads import DrainReport, HoldingCount, count_holdings
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.models.thread_ids import show_id

@@ -49,9 +49,9 @@ class CompletionBudget:
     """Bytes left for the inline payloads of a completion.
 
     Args:
-        lasting: The payloads go into a history. Answers to queries do not, so an offloaded object would
-            never be read again: they stay inline.
-        leaving: The result leaves for another namespace, like any Nexus payload.
+        goes_to_history: The payloads go into a history. Answers to queries do not, so an offloaded
+            object would never be read again: they stay inline.
+        leaves_namespace: The result leaves for another namespace, like any Nexus payload.
         replaying: Core most likely discards the commands, so payloads are offloaded only if they do not
             fit inline.
         run_id: The run that is activated.
@@ -63,8 +63,8 @@ class CompletionBudget:
     def __init__(
         self,
         *,
-        lasting: bool = True,
-        leaving: bool = False,
+        goes_to_history: bool = True,
+        leaves_namespace: bool = False,
         replaying: bool = False,
         run_id: str = "",
         drain: Drain | None = None,
@@ -72,8 +72,8 @@ class CompletionBudget:
     ) -> None:
         self.left_bytes = left_bytes
         self._deadline = float("inf")
-        self.lasting = lasting
-        self.leaving = leaving
+        self.goes_to_history = goes_to_history
+        self.leaves_namespace = leaves_namespace
         self.replaying = replaying
         self.run_id = run_id
         self.drain = drain
@@ -88,7 +88,7 @@ class CompletionBudget:
             return False
         if self.returns_to_drain:
             return True
-        if not self.lasting:
+        if not self.goes_to_history:
             return self.drain.holds_refs
         if self.replaying:
             return self.drain.is_draining
@@ -107,7 +107,7 @@ class CompletionBudget:
     @property
     def prefers_inline(self) -> bool:
         """Whether payloads of any size stay inline where they fit."""
-        return self.replaying or not self.lasting
+        return self.replaying or not self.goes_to_history
 
     def begin(self) -> None:
         """Start the time limit of the encoding: the server does not wait for the task forever."""
@@ -179,12 +179,12 @@ class TaskBudget:
 
         """
         if alone:
-            return CompletionBudget(lasting=False, run_id=run_id)
+            return CompletionBudget(goes_to_history=False, run_id=run_id)
         if self._is_next_task(history_length):
             self._budget.left_bytes = limits.COMPLETION_BYTES_MAX
             self._live_length = history_length
         left_bytes = self._budget.left_bytes
-        self._budget = CompletionBudget(lasting=False, run_id=run_id, left_bytes=left_bytes)
+        self._budget = CompletionBudget(goes_to_history=False, run_id=run_id, left_bytes=left_bytes)
         return self._budget
 
     def _is_next_task(self, history_length: int) -> bool:

@@ -1,5 +1,8 @@
 """The payload codec: compresses small payloads, and offloads large ones to the blob store.
 
+It adapts the SDK's interface: contexts, an inner codec, read mode, decoding. `offload` decides which
+payloads stay inline, and writes the others.
+
 A blob is durable before the ref to it exists. Every fault raises an ordinary error, so Temporal retries
 the task; nothing here ends a workflow.
 """
@@ -9,12 +12,9 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final, Self
+from typing import Self
 
 from google.protobuf.message import DecodeError
-from opentelemetry import trace
-from opentelemetry.trace import Span
-from temporalio import activity
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import (
     ActivitySerializationContext,
@@ -27,39 +27,29 @@ from temporalio.converter import (
 
 from everlong import limits
 from everlong.codecs.budget import (
-    ACTIVITY_RESULT,
     BUDGET,
     ActivityResult,
-    CompletionBudget,
     drains,
 )
-from everlong.codecs.encoder import MemoryStats
-from everlong.codecs.offload import FallbackLog, Offloader, OffloadStats
-from everlong.codecs.refs import ENCODING as REF_ENCODING
-from everlong.codecs.refs import RETIRED_ENCODING, PackRef, check_ref, is_ref, parse_ref
+from everlong.codecs.offload import Offloader, OffloadStats, Placement
+from everlong.codecs.payloads import INLINE_ENCODING, is_encoded, is_large_when_plain, plain_bytes
+from everlong.codecs.refs import PackRef, check_ref, is_ref, parse_ref
+from everlong.codecs.thread_memory import MemoryStats
 from everlong.errors import (
     BlobCorrupt,
     ConfigError,
     EverlongError,
     ObjectTooLarge,
-    PayloadTooLarge,
-    StoreUnavailable,
 )
 from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.instrumented import READS, Reads
 from everlong.storage.keys import Keyring, KeySource
-from everlong.storage.objects import get_declared_bytes, get_key_id, seal_object, unseal_object
+from everlong.storage.objects import get_key_id, parse_object_async
 from everlong.storage.pack_store import PackStore, WriteStats, gather_bounded
 from everlong.telemetry import Meters, Spans, Telemetry
 from everlong.telemetry.metrics import Labels
-from everlong.telemetry.spans import OFFLOAD, RUN, THREAD, Attributes
-
-INLINE_ENCODING: Final = b"binary/everlong"
-_OURS: Final = (INLINE_ENCODING, REF_ENCODING, RETIRED_ENCODING)
-# Overhead of a protobuf field: tags and lengths.
-_FIELD_BYTES: Final = 8
 
 
 class EverlongCodec(PayloadCodec, WithSerializationContext):
@@ -74,7 +64,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         inner: A codec that is applied before this one when encoding, and after it when decoding.
         keys: Keys by id, or a callable that returns them. The first key writes.
         read_only: Decode as usual, but encode to plain payloads. Only a run whose history holds refs,
-            and the activities of such a run, continue to offload (see `interceptors/drain.py`).
+            and the activities of such a run, continue to offload (see `interceptors/read_mode.py`).
         nexus_offload: Offload Nexus payloads too. They leave the namespace, so the other side needs
             the same store, and the same keys.
         encoder_bytes_max: Memory of the encoder, for all threads together.
@@ -129,7 +119,6 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         self._is_local = False
         self._is_nexus = False
         self._is_plain = False
-        self._fallback = FallbackLog()
 
     @property
     def stats(self) -> OffloadStats:
@@ -254,11 +243,21 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             return list(payloads)
         if budget is not None:
             budget.begin()
-        room = _InlineRoom(budget)
-        if self._read_only and room.take_plain(payloads):
+        placement = Placement(
+            self._offloader,
+            budget,
+            thread=self._thread,
+            workflow_id=self._workflow_id,
+            inline_bytes_max=self._inline_bytes_max,
+            may_leave_namespace=self._nexus_offload,
+            is_nexus=self._is_nexus,
+            is_local=self._is_local,
+            spans=self._spans,
+        )
+        if self._read_only and placement.take_plain(payloads):
             return list(payloads)
         with _drop_causes():
-            encoded = [await self._encode(payload, room) for payload in payloads]
+            encoded = [await placement.encode(payload) for payload in payloads]
         if budget is not None and budget.drain is not None and any(map(is_ref, encoded)):
             budget.drain.note_refs()
         return encoded
@@ -267,10 +266,10 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         """See `PayloadCodec`."""
         if self._is_plain:
             return list(payloads)
-        held, refs = sum(map(is_held, payloads)), sum(map(is_ref, payloads))
-        if held and self._learns:
+        large, refs = sum(map(is_large_when_plain, payloads)), sum(map(is_ref, payloads))
+        if large and self._learns:
             ActivityResult.current().offloads = True
-        with _drop_causes(), _count_reads(refs, held):
+        with _drop_causes(), _count_reads(refs, large):
             self._check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
@@ -290,86 +289,6 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         ref = parse_ref(payload)
         await check_ref(self.packs, payload, ref)
         return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
-
-    async def _encode(self, payload: Payload, room: "_InlineRoom") -> Payload:
-        # Read `data` once: each access copies it. And don't call payload.ByteSize(): for a large payload
-        # it takes longer than everything else here.
-        data = payload.data
-        size_bytes = len(data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
-        budget = room.budget
-        leaves = self._is_nexus or (budget is not None and budget.leaving)
-        offloads = self._nexus_offload or not leaves
-        inline_max = self._inline_bytes_max
-        if not offloads or (budget is not None and budget.prefers_inline):
-            inline_max = limits.FALLBACK_BYTES_MAX
-        inline: Payload | None = None
-        if size_bytes <= limits.INLINE_TRIAL_FACTOR * inline_max or not offloads:
-            inline = await self._inline(payload, size_bytes)
-            inline_bytes = _inline_bytes(inline)
-            if inline_bytes <= inline_max and room.take(inline_bytes):
-                return inline
-            if not offloads:
-                # The SDK passes on the text but not the type, so the text begins with the type.
-                raise PayloadTooLarge(
-                    f"PayloadTooLarge: a Nexus payload of {size_bytes} bytes is {inline_bytes} after "
-                    f"compression; the limit is {inline_max}, and {limits.COMPLETION_BYTES_MAX} for "
-                    "one workflow task. Nexus payloads leave the namespace, so they are not "
-                    "offloaded: send less, or set nexus_offload=True on both sides if they share a "
-                    "store."
-                )
-        return await self._offload(payload, data, inline, size_bytes, room)
-
-    async def _inline(self, payload: Payload, size_bytes: int) -> Payload:
-        """Return the payload in the form that may stay in history: sealed, compressed, or unchanged."""
-        keys = await self.packs.keys()
-        # Wrap a user's payload that looks like one of ours, since decode would take it for ours.
-        wrap = keys is not None or payload.metadata.get("encoding") in _OURS
-        if size_bytes < limits.COMPRESS_BYTES_MIN and not wrap:
-            return payload
-        sealed = await seal_object(payload.SerializeToString(deterministic=True), keys)
-        if not wrap and len(sealed) > limits.COMPRESS_RATIO_MAX * size_bytes:
-            return payload
-        return Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
-
-    async def _offload(
-        self,
-        payload: Payload,
-        data: bytes,
-        inline: Payload | None,
-        size_bytes: int,
-        room: "_InlineRoom",
-    ) -> Payload:
-        if room.budget is not None and room.budget.is_late:
-            inline = inline or await self._inline(payload, size_bytes)
-            if room.take(_inline_bytes(inline)):
-                return inline
-        if self._offloader.is_down:
-            inline = inline or await self._inline(payload, size_bytes)
-            if self._stays_inline(inline, room):
-                return inline
-        try:
-            with _offload_span(self._spans, self._workflow_id, size_bytes) as span:
-                ref, written_bytes = await self._offloader.write(self._thread, payload, data)
-                span.set_attribute("everlong.offload.written_bytes", written_bytes)
-        except StoreUnavailable:
-            inline = inline or await self._inline(payload, size_bytes)
-            if self._stays_inline(inline, room):
-                return inline
-            raise
-        return ref
-
-    def _stays_inline(self, inline: Payload, room: "_InlineRoom") -> bool:
-        """Return whether a payload that the store did not take fits inline; if so, count it."""
-        inline_bytes = _inline_bytes(inline)
-        if self._is_local and room.budget is None:
-            # The results of local activities go out with a completion whose budget is unknown here.
-            return False
-        if not room.take(inline_bytes):
-            return False
-        self._offloader.stats.fallbacks += 1
-        self._offloader.stats.fallback_bytes += inline_bytes
-        self._fallback.note(self._offloader.stats)
-        return True
 
     def _check_inflated(self, payloads: Sequence[Payload]) -> None:
         """Reject payloads that together would take too much memory once decoded."""
@@ -393,7 +312,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         encoding = payload.metadata.get("encoding")
         if encoding == INLINE_ENCODING:
             keys = await self.packs.keys(get_key_id(payload.data))
-            return _parse(await unseal_object(payload.data, keys))
+            return _parse(await parse_object_async(payload.data, keys))
         if is_ref(payload):
             return await self._fetch(payload, parse_ref(payload))
         return payload
@@ -405,32 +324,6 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         learns = self._learns or BUDGET.get() is not None
         learn = learns and ref.thread == self._thread
         return await self._offloader.read(ref, learn=learn)
-
-
-class _InlineRoom:
-    """Inline bytes left for the payloads of one call, which the server counts as one value."""
-
-    def __init__(self, budget: CompletionBudget | None) -> None:
-        self._left_bytes = limits.FALLBACK_BYTES_MAX
-        self.budget = budget
-
-    def take(self, size_bytes: int) -> bool:
-        if size_bytes > self._left_bytes:
-            return False
-        if self.budget is not None and not self.budget.take(size_bytes):
-            return False
-        self._left_bytes -= size_bytes
-        return True
-
-    def take_plain(self, payloads: Sequence[Payload]) -> bool:
-        """Take bytes for values that may stay plain in a draining run; return whether they fit."""
-        if self.budget is not None:
-            bound = self.budget.stays_plain_bytes_max
-        else:
-            # An activity's result is always encoded. A run without a hook may or may not be draining.
-            bound = 0 if ACTIVITY_RESULT.get() else limits.DRAIN_HANDOVER_BYTES_MAX
-        size_bytes = sum(map(_inline_bytes, payloads)) if bound else 0
-        return 0 < size_bytes <= bound and self.take(size_bytes)
 
 
 @contextlib.contextmanager
@@ -447,19 +340,19 @@ def _drop_causes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _count_reads(refs: int, held: int) -> Iterator[None]:
+def _count_reads(refs: int, large: int) -> Iterator[None]:
     """Measure the decoding of offloaded payloads, and count those by which a run drains.
 
     The asyncio task that decodes a workflow's first payloads also creates the workflow instance, which
     reads these figures.
     """
-    if not held:
+    if not large:
         yield
         return
     reads = READS.get()
     if reads is None:
         READS.set(reads := Reads())
-    reads.held += held
+    reads.large_when_plain += large
     if not refs:
         yield
         return
@@ -471,64 +364,8 @@ def _count_reads(refs: int, held: int) -> Iterator[None]:
         reads.seconds += time.monotonic() - started
 
 
-@contextlib.contextmanager
-def _offload_span(spans: Spans, workflow_id: str, size_bytes: int) -> Iterator[Span]:
-    """Emit a span for an offload: a child of the current span, or of the run's."""
-    run_id = _run_id()
-    attributes: Attributes = {
-        "everlong.offload.payload_bytes": size_bytes,
-        **({THREAD: workflow_id} if workflow_id else {}),
-        **({RUN: run_id} if run_id else {}),
-    }
-    current = trace.get_current_span().get_span_context()
-    span = spans.start(OFFLOAD, attributes, run_id=run_id, parent=current)
-    with spans.use(span):
-        yield span
-
-
-def _run_id() -> str:
-    """Return the run whose payload is encoded, if known."""
-    budget = BUDGET.get()
-    if budget is not None:
-        return budget.run_id
-    return (activity.info().workflow_run_id or "") if activity.in_activity() else ""
-
-
-def is_encoded(payload: Payload) -> bool:
-    """Return whether Everlong's codec wrote a payload."""
-    return payload.metadata.get("encoding") in _OURS
-
-
-def plain_bytes(payload: Payload) -> int:
-    """Return the decoded size that a payload claims, without decoding it."""
-    if payload.metadata.get("encoding") == INLINE_ENCODING:
-        return get_declared_bytes(payload.data)
-    if is_ref(payload):
-        return parse_ref(payload).size_bytes
-    return payload.ByteSize()
-
-
-def is_held(payload: Payload) -> bool:
-    """Return whether a payload may be too large for a history once plain, so that its run drains.
-
-    It is a ref, or a large inline value: `inline_bytes_max` may be set high, and values stay inline
-    while the store is down.
-    """
-    if payload.metadata.get("encoding") != INLINE_ENCODING:
-        return is_ref(payload)
-    try:
-        return get_declared_bytes(payload.data) > limits.DRAIN_HANDOVER_BYTES_MAX
-    except EverlongError:
-        return True  # Damaged, or of a newer version; decode raises the error.
-
-
 def _is_ours(context: ActivitySerializationContext) -> bool:
     return (context.activity_type or "") in (CALL_MODEL, RUN_TOOL, APPEND_JOURNAL)
-
-
-def _inline_bytes(payload: Payload) -> int:
-    metadata = sum(len(k) + len(v) + _FIELD_BYTES for k, v in payload.metadata.items())
-    return len(payload.data) + metadata + _FIELD_BYTES
 
 
 def _parse(plaintext: bytes) -> Payload:

@@ -26,8 +26,8 @@ from everlong.codecs.composition import (
     inspect_codec,
 )
 from everlong.doctor import probes
-from everlong.doctor.drain import count_holdings
 from everlong.doctor.findings import Finding, Problem, combine_problems
+from everlong.doctor.remaining_payloads import count_holdings
 from everlong.doctor.workers import (
     SKEW_SECONDS_MAX,
     Clock,

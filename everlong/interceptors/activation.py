@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from temporalio import workflow
+from temporalio.api.enums.v1 import CommandType
 from temporalio.worker import (
     WorkflowInboundInterceptor,
     WorkflowInstance,
@@ -20,15 +21,15 @@ from temporalio.worker import (
 
 from everlong.codecs.budget import BUDGET, CompletionBudget, TaskBudget
 from everlong.interceptors import sdk_internals
-from everlong.interceptors.drain import (
+from everlong.interceptors.headers import answers_operation
+from everlong.interceptors.read_mode import (
     HOLDS_REFS,
     continues_as_new,
     get_plain_bytes_max,
     returns_to_drain,
 )
-from everlong.interceptors.headers import answers_operation, ends_workflow, fails_workflow
-from everlong.interceptors.history import RunHistory
-from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
+from everlong.interceptors.replay import MATCH_COMMAND, ReplayInterceptor, drop_recorded
+from everlong.interceptors.run_history import RunHistory
 from everlong.interceptors.sdk_internals import (
     HOOKS,
     WorkflowActivation,
@@ -116,7 +117,7 @@ def _add_interceptor(
         interceptor_classes=classes,
         extern_functions={
             **details.extern_functions,
-            TAKE: history.take,
+            MATCH_COMMAND: history.match_command,
             HOLDS_REFS: history.holds_refs,
             CONSUMED_FUNCTION: history.consumption.get_bytes,
         },
@@ -244,7 +245,7 @@ class _HookedInstance(WorkflowInstance):
             drop_recorded(completion, self._history)
         self._budget = self._open_budget(act, ahead=ahead, settled=settled)
         self._budget.drain = self._history.drain
-        self._fails = fails_workflow(completion)
+        self._fails = _fails_workflow(completion)
         self._rolls = continues_as_new(completion)
 
     def _open_budget(
@@ -277,8 +278,8 @@ class _HookedInstance(WorkflowInstance):
         # The SDK calls this before each payload, in the task that decodes the activation or encodes the
         # completion. So the context variables reach the codec.
         READS.set(self._history.reads)
-        ends = ends_workflow(command_info, self._fails)
-        self._budget.leaving = self._answers_operation and ends
+        ends = _ends_workflow(command_info, self._fails)
+        self._budget.leaves_namespace = self._answers_operation and ends
         self._budget.returns_to_drain = self._returns_to_drain and ends
         self._budget.plain_bytes_max = get_plain_bytes_max(
             command_info, ends=ends, rolls=self._rolls, has_parent=self._has_parent
@@ -291,3 +292,17 @@ class _HookedInstance(WorkflowInstance):
 
     def get_info(self) -> workflow.Info:
         return self._instance.get_info()
+
+
+def _fails_workflow(completion: WorkflowActivationCompletion) -> bool:
+    """Return whether a completion fails the workflow."""
+    commands = completion.successful.commands
+    return any(command.HasField("fail_workflow_execution") for command in commands)
+
+
+def _ends_workflow(command_info: Any, fails: bool) -> bool:
+    """Return whether a payload belongs to the workflow's result, or may belong to its failure."""
+    if command_info is None:
+        return fails
+    command_type = getattr(command_info, "command_type", None)
+    return bool(command_type == CommandType.COMMAND_TYPE_COMPLETE_WORKFLOW_EXECUTION)

@@ -1,4 +1,4 @@
-"""Client interceptors: headers on calls to workflows, and the check of new thread ids.
+"""Header interceptors: headers on calls to workflows.
 
 A header is part of the history. Therefore the client adds one only to Everlong's own updates (the time
 of sending) and to workflows that answer a Nexus operation (a mark that keeps their result inline).
@@ -13,12 +13,9 @@ from opentelemetry import trace
 from pydantic import TypeAdapter, ValidationError
 from temporalio import client, worker, workflow
 from temporalio.api.common.v1 import Payload
-from temporalio.api.enums.v1 import CommandType
 
 from everlong.interceptors import sdk_internals
-from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
-from everlong.models import AGENT_WORKFLOW, DECIDE_UPDATE, SEND_UPDATE, SENT, SentTime
-from everlong.models.thread_ids import check_new_id
+from everlong.models import DECIDE_UPDATE, SEND_UPDATE, SENT, SentTime
 from everlong.telemetry.spans import format_traceparent
 
 SENT_HEADER: Final = "everlong-sent"
@@ -122,60 +119,3 @@ def keep_nexus_header(headers: Mapping[str, Payload]) -> dict[str, Payload]:
 def answers_operation(info: workflow.Info) -> bool:
     """Return whether a workflow's result goes to the caller of a Nexus operation."""
     return NEXUS_HEADER in info.headers
-
-
-def fails_workflow(completion: WorkflowActivationCompletion) -> bool:
-    """Return whether a completion fails the workflow."""
-    commands = completion.successful.commands
-    return any(command.HasField("fail_workflow_execution") for command in commands)
-
-
-def ends_workflow(command_info: Any, fails: bool) -> bool:
-    """Return whether a payload belongs to the workflow's result, or may belong to its failure."""
-    if command_info is None:
-        return fails
-    command_type = getattr(command_info, "command_type", None)
-    return bool(command_type == CommandType.COMMAND_TYPE_COMPLETE_WORKFLOW_EXECUTION)
-
-
-class ThreadIdInterceptor(client.Interceptor):
-    """Rejects invalid ids of new threads that a program starts with Temporal's client.
-
-    A client without the plugin and Temporal's CLI can start threads under any id. Everlong handles those
-    threads like all others.
-    """
-
-    def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
-        """See `temporalio.client.Interceptor`."""
-        return _ThreadIdOutbound(next)
-
-
-class _ThreadIdOutbound(client.OutboundInterceptor):
-    async def start_workflow(
-        self,
-        input: client.StartWorkflowInput,  # noqa: A002
-    ) -> client.WorkflowHandle[Any, Any]:
-        _check_thread_id(input.workflow, input.id)
-        return await super().start_workflow(input)
-
-    async def start_update_with_start_workflow(
-        self,
-        input: client.StartWorkflowUpdateWithStartInput,  # noqa: A002
-    ) -> client.WorkflowUpdateHandle[Any]:
-        start = input.start_workflow_input
-        _check_thread_id(start.workflow, start.id)
-        return await super().start_update_with_start_workflow(input)
-
-    async def create_schedule(
-        self,
-        input: client.CreateScheduleInput,  # noqa: A002
-    ) -> client.ScheduleHandle:
-        action = input.schedule.action
-        if isinstance(action, client.ScheduleActionStartWorkflow):
-            _check_thread_id(action.workflow, action.id)
-        return await super().create_schedule(input)
-
-
-def _check_thread_id(workflow: str, thread_id: str) -> None:
-    if workflow == AGENT_WORKFLOW:
-        check_new_id(thread_id)

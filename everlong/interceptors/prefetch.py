@@ -20,8 +20,8 @@ from temporalio.converter import SerializationContext, WorkflowSerializationCont
 from everlong import limits
 from everlong.codecs.payloads import walk_encoded_payloads
 from everlong.interceptors.activation import ActivationHook
-from everlong.interceptors.history import RunHistory, in_event_loop
 from everlong.interceptors.last_worker import ThisWorker, WorkerLookup
+from everlong.interceptors.run_history import RunHistory, in_event_loop
 from everlong.interceptors.sdk_internals import WorkflowActivation
 from everlong.storage.instrumented import READS
 

@@ -23,15 +23,15 @@ from temporalio.worker import (
 )
 
 from everlong.codecs.payloads import walk_encoded_payloads
-from everlong.interceptors import drain, sdk_internals
+from everlong.interceptors import read_mode, sdk_internals
 from everlong.interceptors.headers import keep_nexus_header
-from everlong.interceptors.history import RunHistory
+from everlong.interceptors.run_history import RunHistory
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 
-# Name of the extern function through which sandboxed workflow code calls `RunHistory.take`.
-TAKE: Final = "__everlong_take"
-# Commands whose arguments the interceptor drops. `drop_recorded` skips them: `take` may be called only
-# once for each command.
+# Name of the extern function through which sandboxed workflow code calls `RunHistory.match_command`.
+MATCH_COMMAND: Final = "__everlong_match_command"
+# Commands whose arguments the interceptor drops. `drop_recorded` skips them: `match_command` may
+# be called only once for each command.
 _INTERCEPTED: Final = {
     "schedule_activity",
     "start_child_workflow_execution",
@@ -53,7 +53,7 @@ class _ReplayOutbound(WorkflowOutboundInterceptor):
     """Drops recorded arguments. Other interceptors are outside of this one and see them all."""
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        input = drain.mark_result(input)  # noqa: A001
+        input = read_mode.mark_result(input)  # noqa: A001
         # Called first: it may switch the feature off, and then `drop_recorded` handles all activities.
         next_id = sdk_internals.next_activity_id()
         if sdk_internals.is_on(sdk_internals.ACTIVITY_IDS):
@@ -64,26 +64,26 @@ class _ReplayOutbound(WorkflowOutboundInterceptor):
         self,
         input: StartLocalActivityInput,  # noqa: A002
     ) -> workflow.ActivityHandle[Any]:
-        return super().start_local_activity(drain.mark_result(input))
+        return super().start_local_activity(read_mode.mark_result(input))
 
     async def start_child_workflow(
         self,
         input: StartChildWorkflowInput,  # noqa: A002
     ) -> workflow.ChildWorkflowHandle[Any, Any]:
-        marked = drain.mark_result(input)
+        marked = read_mode.mark_result(input)
         child = _drop_args(marked, "start_child_workflow_execution", input.id)
         return await super().start_child_workflow(child)
 
     def continue_as_new(self, input: ContinueAsNewInput) -> NoReturn:  # noqa: A002
         dropped = _drop_args(input, "continue_as_new_workflow_execution", "", memo=None)
-        headers = drain.keep_drain_header(keep_nexus_header(input.headers))
+        headers = read_mode.keep_drain_header(keep_nexus_header(input.headers))
         super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
 
 def _drop_args(call: Any, command: str, command_id: str, **dropped: None) -> Any:
     if not workflow.unsafe.is_replaying():
         return call
-    is_recorded = workflow.extern_functions()[TAKE](command, command_id)
+    is_recorded = workflow.extern_functions()[MATCH_COMMAND](command, command_id)
     return dataclasses.replace(call, args=[], **dropped) if is_recorded else call
 
 
@@ -96,6 +96,6 @@ def drop_recorded(completion: WorkflowActivationCompletion, history: RunHistory)
     for command in completion.successful.commands:
         if command.WhichOneof("variant") in intercepted:
             continue
-        if history.take_command(command):
+        if history.match_completion_command(command):
             for payload in walk_encoded_payloads(command):
                 payload.CopyFrom(_NOTHING)

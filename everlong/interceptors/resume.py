@@ -28,7 +28,7 @@ from temporalio import workflow
 from temporalio.api.enums.v1 import ContinueAsNewInitiator
 
 from everlong.interceptors.activation import ActivationHook
-from everlong.interceptors.history import RunHistory
+from everlong.interceptors.run_history import RunHistory
 from everlong.interceptors.sdk_internals import (
     InitializeWorkflow,
     WorkflowActivation,

@@ -217,7 +217,7 @@ def _open_folder(folder: Path) -> Iterator[int]:
 @contextlib.asynccontextmanager
 async def open_statement(
     sql: str, folder: Path, bounds: Bounds | None = None
-) -> AsyncIterator["Statement"]:
+) -> AsyncIterator["SandboxedStatement"]:
     """Start a sandbox process that parses and checks a statement; kill it at the end.
 
     Raises `QueryRefused` if the statement is not one SELECT over our views.
@@ -228,12 +228,12 @@ async def open_statement(
         raise QueryRefused("the statement is not valid Unicode")
     child = await _Child.start()
     try:
-        yield await Statement.parse(child, sql, folder, bounds or Bounds())
+        yield await SandboxedStatement.parse(child, sql, folder, bounds or Bounds())
     finally:
         await child.stop()
 
 
-class Statement:
+class SandboxedStatement:
     """A checked statement in its process. `run` takes the tables that it `needs`, as files."""
 
     def __init__(self, child: "_Child", needs: Needs, bounds: Bounds) -> None:
@@ -242,7 +242,9 @@ class Statement:
         self.needs = needs
 
     @classmethod
-    async def parse(cls, child: "_Child", sql: str, folder: Path, bounds: Bounds) -> "Statement":
+    async def parse(
+        cls, child: "_Child", sql: str, folder: Path, bounds: Bounds
+    ) -> "SandboxedStatement":
         """Return the statement once it is parsed and checked."""
         not_started = "the query's process did not start; try again"
         async with _limit_time(_START_SECONDS, not_started):

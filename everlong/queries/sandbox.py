@@ -39,7 +39,7 @@ from typing import Any, Final
 import duckdb
 
 from everlong.errors import QueryRefused
-from everlong.queries.statement import FILL_SECONDS, PARSE_SECONDS, TOO_COMPLEX, read_needs
+from everlong.queries.statement import FILL_SECONDS, PARSE_SECONDS, TOO_COMPLEX, check_statement
 from everlong.queries.views import INHERITED, RESUMES, TABLES, Needs, get_columns
 
 # Python and DuckDB take 100 MiB of it before the first request.
@@ -132,7 +132,7 @@ def parse(connection: "duckdb.DuckDBPyConnection", sql: str) -> Needs:
     try:
         statement = "select json_serialize_sql(cast(? as varchar))"
         row = connection.execute(statement, [sql]).fetchone()
-        return read_needs(json.loads(row[0] if row else "{}"))
+        return check_statement(json.loads(row[0] if row else "{}"))
     except RecursionError:
         raise QueryRefused("the statement is nested too deeply") from None
     except (duckdb.Error, MemoryError):

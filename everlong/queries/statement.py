@@ -208,7 +208,7 @@ class _Walk:
     """Table references to our views, without CTEs."""
 
 
-def read_needs(tree: Any) -> Needs:
+def check_statement(tree: Any) -> Needs:
     """Return the tables that a parsed statement reads, or raise `QueryRefused`."""
     if tree.get("error"):
         raise QueryRefused(_parse_failure(str(tree.get("error_message", ""))))

@@ -30,7 +30,7 @@ class Reads:
 
     blobs: int = 0
     """Number of refs that were followed."""
-    held: int = 0
+    large_when_plain: int = 0
     """Number of payloads that would be large in a history if plain: refs, and large inline values."""
     bytes: int = 0
     """Bytes read from the store."""

@@ -51,7 +51,7 @@ JOURNAL_LEVEL: Final = 8
 _THREAD: Final = threading.local()
 
 
-def seal(plaintext: bytes, keys: Keys | None = None) -> bytes:
+def build_object(plaintext: bytes, keys: Keys | None = None) -> bytes:
     """Return the object of a plaintext: compressed if that saves bytes, sealed if there are keys."""
     if len(plaintext) > limits.OBJECT_BYTES_MAX:
         raise ObjectTooLarge(
@@ -121,7 +121,7 @@ def get_key_id(data: bytes) -> str:
     return data[HEADER.size : HEADER.size + key_id_bytes].decode("latin-1")
 
 
-def unseal(data: bytes, keys: Keys | None = None) -> bytes:
+def parse_object(data: bytes, keys: Keys | None = None) -> bytes:
     """Return the plaintext of an object. It never inflates more than the declared size."""
     size_bytes = get_declared_bytes(data)
     if data[:1] == _SMALL_START:
@@ -222,18 +222,18 @@ def _inflate(decompressor: zstandard.ZstdDecompressor, body: bytes, size_bytes: 
         raise BlobCorrupt(f"it does not decompress: {error}") from error
 
 
-async def seal_object(plaintext: bytes, keys: Keys | None = None) -> bytes:
-    """Seal without blocking the event loop: large plaintexts are compressed in an OS thread."""
+async def build_object_async(plaintext: bytes, keys: Keys | None = None) -> bytes:
+    """Build an object without blocking the event loop: large ones are compressed in an OS thread."""
     if len(plaintext) < limits.LOOP_BYTES_MAX:
-        return seal(plaintext, keys)
-    return await run_in_thread(seal, plaintext, keys)
+        return build_object(plaintext, keys)
+    return await run_in_thread(build_object, plaintext, keys)
 
 
-async def unseal_object(data: bytes, keys: Keys | None = None) -> bytes:
-    """Unseal without blocking the event loop."""
+async def parse_object_async(data: bytes, keys: Keys | None = None) -> bytes:
+    """Parse an object without blocking the event loop."""
     if get_declared_bytes(data) < limits.LOOP_BYTES_MAX:
-        return unseal(data, keys)
-    return await run_in_thread(unseal, data, keys)
+        return parse_object(data, keys)
+    return await run_in_thread(parse_object, data, keys)
 
 
 class _Pools:

@@ -28,8 +28,8 @@ from temporalio.converter import (
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
-from everlong.codecs.codec import plain_bytes
 from everlong.codecs.composition import OuterCodec, find_everlong_codec
+from everlong.codecs.payloads import plain_bytes
 from everlong.codecs.refs import ENCODING, is_ref, parse_ref
 from everlong.errors import (
     BlobCorrupt,

@@ -292,8 +292,8 @@ class Sweep:
             if not self._options.dry_run:
                 await stored.save()
             await mover.quarantine(now_ms)
-        if not (marker.incomplete or mover.faults) and mover.has_old_copies(now_ms):
-            await marker.mark_exactly(mover.get_oldest_ms(now_ms))
+        if not (marker.incomplete or mover.faults) and mover.finder.has_old_copies(now_ms):
+            await marker.mark_exactly(mover.finder.get_oldest_ms(now_ms))
             await mover.restore(now_ms)
             if not (marker.incomplete or mover.faults):
                 await mover.purge(now_ms)

@@ -38,7 +38,7 @@ from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from everlong.errors import ConfigError
 from everlong.telemetry import Meters, Telemetry
-from everlong.telemetry.core import CoreMetrics
+from everlong.telemetry.sdk_core_metrics import CoreMetrics
 
 if TYPE_CHECKING:
     from everlong.telemetry.prometheus import MetricsEndpoint

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from everlong import EverlongPlugin
 from everlong.cli import app
 from everlong.doctor.checks import check_runs
-from everlong.doctor.drain import count_holdings
+from everlong.doctor.remaining_payloads import count_holdings
 from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
 from tests.support.fake_stores import CountingStore

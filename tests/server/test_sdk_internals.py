@@ -72,7 +72,7 @@ async def test_a_workflow_runs_resumes_and_replays_without_a_private_api(
 
 
 @pytest.mark.parametrize(
-    "broken", ["RunAheadDetector.observe", "fails_workflow", "_add_interceptor"]
+    "broken", ["RunAheadDetector.observe", "_fails_workflow", "_add_interceptor"]
 )
 async def test_a_hook_that_meets_messages_of_another_shape_fails_no_workflow(
     server: TemporalServer,

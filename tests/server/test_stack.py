@@ -17,7 +17,7 @@ from temporalio.client import Client
 
 from everlong import EverlongPlugin
 from everlong.client.wait import wait_for_status
-from everlong.codecs.codec import INLINE_ENCODING
+from everlong.codecs.payloads import INLINE_ENCODING
 from everlong.config import build_store_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import find_free_port, find_temporal

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from temporalio.api.common.v1 import Payload, Payloads
 
 from everlong import limits
-from everlong.codecs.codec import INLINE_ENCODING
+from everlong.codecs.payloads import INLINE_ENCODING
 from everlong.codecs.refs import PackRef
 from everlong.models import thread_key
 from everlong.storage.objects import HEADER

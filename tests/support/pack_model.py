@@ -4,9 +4,9 @@ import zlib
 
 from everlong import limits
 from everlong.codecs import pack_layout
-from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.matcher import _chunk_id
 from everlong.codecs.pack_layout import Plan
+from everlong.codecs.thread_memory import ThreadMemory
 from everlong.models import thread_key
 from everlong.storage.pack_store import ReadResult
 from everlong.storage.packs import Pack, build_pack

@@ -10,7 +10,7 @@ from temporalio.bridge.proto.workflow_completion import WorkflowActivationComple
 from temporalio.worker import WorkflowInstance
 
 from everlong.interceptors.activation import LEGACY_QUERY_ID, RunAheadDetector, _HookedInstance
-from everlong.interceptors.history import RunHistory
+from everlong.interceptors.run_history import RunHistory
 
 pytestmark = pytest.mark.guarantee(38)
 
@@ -129,8 +129,8 @@ def test_a_cached_instance_keeps_no_counters_after_its_replay() -> None:
     history = read(1000)
     hooked = _HookedInstance(cast("WorkflowInstance", Instance()), history, [], lambda _: None)
     hooked.activate(WorkflowActivation(run_id="r", is_replaying=True, history_length=3))
-    assert all(history.take("schedule_activity", str(number)) for number in range(1000))
-    assert not history.take("schedule_activity", "1000")
+    assert all(history.match_command("schedule_activity", str(number)) for number in range(1000))
+    assert not history.match_command("schedule_activity", "1000")
     assert sizes(history)[1:] == [1001, 1]
     hooked.activate(WorkflowActivation(run_id="r", history_length=2000))
     assert sizes(history) == [0, 0, 0]
@@ -140,8 +140,8 @@ def test_no_command_counts_as_recorded_after_the_replay() -> None:
     history = read(3)
     history.release()
     history.add(scheduled(7))  # The history may still be read.
-    assert not history.take("schedule_activity", "0")
-    assert not history.take("schedule_activity", "7")
+    assert not history.match_command("schedule_activity", "0")
+    assert not history.match_command("schedule_activity", "7")
     assert not history.holds_all()
     assert not history.went_beyond
     assert sizes(history) == [0, 0, 0]

@@ -19,7 +19,7 @@ from temporalio.exceptions import FailureError
 from everlong import limits
 from everlong.codecs import EverlongCodec, pack_layout
 from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.codecs.codec import INLINE_ENCODING, plain_bytes
+from everlong.codecs.payloads import INLINE_ENCODING, plain_bytes
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.codecs.refs import RETIRED_ENCODING, parse_ref
 from everlong.errors import (
@@ -33,7 +33,7 @@ from everlong.errors import (
 from everlong.models import thread_key
 from everlong.storage import objects, packs
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import seal
+from everlong.storage.objects import build_object
 from everlong.storage.pack_store import NO_THREAD, open_packs, thread_prefix
 from tests.support.fake_stores import CountingStore, FlakyStore
 from tests.support.sample_payloads import (
@@ -241,8 +241,8 @@ async def test_nexus_payloads_stay_inline_or_are_refused() -> None:
 @pytest.mark.parametrize(
     ("budget", "encoding"),
     [
-        (CompletionBudget(lasting=False), b"json/plain"),
-        (CompletionBudget(leaving=True), b"json/plain"),
+        (CompletionBudget(goes_to_history=False), b"json/plain"),
+        (CompletionBudget(leaves_namespace=True), b"json/plain"),
         (CompletionBudget(), REF_ENCODING),
     ],
 )
@@ -300,7 +300,7 @@ async def test_a_pack_that_holds_no_payload_is_refused() -> None:
     codec = EverlongCodec(MemoryBlobStore())
     [inline] = await codec.encode([payload(b"a line of a log\n" * 1_000)])
     with pytest.raises(BlobCorrupt, match="does not decompress to a payload"):
-        await codec.decode([Payload(metadata=inline.metadata, data=seal(b"hunter2" * 100))])
+        await codec.decode([Payload(metadata=inline.metadata, data=build_object(b"hunter2" * 100))])
 
 
 @pytest.mark.guarantee(29)

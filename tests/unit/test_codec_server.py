@@ -18,12 +18,12 @@ from temporalio.converter import PayloadCodec
 from everlong.admin.web import check_exposure, create_codec_app
 from everlong.admin.web import codec_server as web
 from everlong.codecs import EverlongCodec
-from everlong.codecs.codec import INLINE_ENCODING
+from everlong.codecs.payloads import INLINE_ENCODING
 from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError, StoreUnavailable
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import seal
+from everlong.storage.objects import build_object
 from everlong.storage.pack_store import PackStore
 from tests.support.fake_stores import CountingStore
 from tests.support.team_codecs import Cipher, Xor
@@ -148,7 +148,7 @@ async def test_the_ui_gets_a_button_for_a_large_value_and_no_blob_is_read() -> N
     "payload",
     [
         SMALL,
-        Payload(metadata={"encoding": INLINE_ENCODING}, data=seal(b"")),
+        Payload(metadata={"encoding": INLINE_ENCODING}, data=build_object(b"")),
         Payload(metadata={"everlong-ref": base64.b64encode(SMALL.SerializeToString())}),
         Payload(metadata={"everlong-ref": b"*"}),
         Payload(metadata={"everlong-ref": base64.b64encode(b"\xff\xff")}),
@@ -294,7 +294,9 @@ async def test_payloads_declared_too_large_are_refused_before_decoding(
     query: str,
 ) -> None:
     zeros = Payload(data=bytes((1 << 20) - 6))
-    bomb = Payload(metadata={"encoding": INLINE_ENCODING}, data=seal(zeros.SerializeToString()))
+    bomb = Payload(
+        metadata={"encoding": INLINE_ENCODING}, data=build_object(zeros.SerializeToString())
+    )
     assert len(bomb.data) < 200
     async with browser(MemoryBlobStore()) as client:
         fits = await client.post(f"/decode{query}", json=as_json(*[bomb] * 64))

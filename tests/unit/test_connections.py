@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from everlong.admin.web import security
+from everlong.admin.web import middleware
 from everlong.admin.web import server as connections
-from everlong.admin.web.security import Load, RequestLimits
+from everlong.admin.web.middleware import Load, RequestLimits
 from everlong.admin.web.server import BoundedProtocol
 
 HEAD = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -229,19 +229,19 @@ async def get_status(reader: Reader, scope: Scope, parts: list[bytes], pause: fl
 
 
 @pytest.mark.guarantee(88)
-@pytest.mark.parametrize("path", security.LOGIN_PATHS)
+@pytest.mark.parametrize("path", middleware.LOGIN_PATHS)
 async def test_a_login_is_cut_off_while_it_is_read(path: str) -> None:
     reader = Reader()
     fits = [bytes(1024)] * 4
     assert await get_status(reader, make_scope(path), fits) == 200
     assert await get_status(reader, make_scope(path), [bytes(1024)] * 4096) == 413
-    assert reader.most_bytes <= security.LOGIN_BYTES_MAX
+    assert reader.most_bytes <= middleware.LOGIN_BYTES_MAX
     assert await get_status(reader, make_scope(path, content_length="4097"), []) == 413
     assert reader.load == Load()
 
 
 async def test_a_body_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "BODY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(middleware, "BODY_SECONDS_MAX", 0.2)
     reader = Reader()
     assert await get_status(reader, make_scope(), [bytes(500), bytes(500)]) == 200
     assert await get_status(reader, make_scope(), [bytes(500), bytes(501)]) == 413
@@ -254,8 +254,8 @@ async def test_a_body_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPat
 async def test_running_requests_are_bounded_separately_from_logins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(security, "REQUESTS_MAX", 3)
-    monkeypatch.setattr(security, "LOGINS_MAX", 2)
+    monkeypatch.setattr(middleware, "REQUESTS_MAX", 3)
+    monkeypatch.setattr(middleware, "LOGINS_MAX", 2)
     reader = Reader()
     statuses = await asyncio.gather(
         *(get_status(reader, make_scope("/login"), [b"x"], pause=0.1) for _ in range(5)),
@@ -267,7 +267,7 @@ async def test_running_requests_are_bounded_separately_from_logins(
 
 
 async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "BODIES_BYTES_MAX", 1500)
+    monkeypatch.setattr(middleware, "BODIES_BYTES_MAX", 1500)
     reader = Reader()
     statuses = await asyncio.gather(
         *(get_status(reader, make_scope(), [bytes(400), bytes(400)], pause=0.05) for _ in range(3))

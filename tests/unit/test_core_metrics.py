@@ -14,8 +14,8 @@ from opentelemetry.sdk.metrics.export import (
     NumberDataPoint,
 )
 
-from everlong.telemetry import core
-from everlong.telemetry.core import CoreMetrics
+from everlong.telemetry import sdk_core_metrics
+from everlong.telemetry.sdk_core_metrics import CoreMetrics
 
 POINT = NumberDataPoint | HistogramDataPoint
 
@@ -84,7 +84,7 @@ def test_counters_add_up_gauges_are_the_last_and_durations_are_seconds() -> None
 
 
 def test_new_values_appear_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr(sdk_core_metrics, "DRAIN_SECONDS", 0.01)
     with open_metrics() as metrics:
         metrics.meter.create_counter("requests").add(1)
         for _ in range(500):

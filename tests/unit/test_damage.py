@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from temporalio.api.common.v1 import Payload
 
 from everlong.codecs import EverlongCodec
-from everlong.codecs.codec import _OURS
+from everlong.codecs.payloads import OUR_ENCODINGS
 from everlong.codecs.refs import parse_ref
 from everlong.errors import (
     BlobCorrupt,
@@ -68,7 +68,7 @@ async def outcome(codec: EverlongCodec, damaged: Payload, original: Payload) -> 
     if decoded == original:
         return "harmless"
     assert decoded == damaged
-    assert damaged.metadata.get("encoding") not in _OURS
+    assert damaged.metadata.get("encoding") not in OUR_ENCODINGS
     assert damaged.metadata.get("encoding") != original.metadata["encoding"]
     return "not ours"
 

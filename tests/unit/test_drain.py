@@ -27,14 +27,14 @@ from everlong.codecs.budget import (
     ActivityResult,
     CompletionBudget,
 )
-from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.composition import OuterCodec
+from everlong.codecs.payloads import INLINE_ENCODING
 from everlong.codecs.refs import is_ref
 from everlong.config import Settings, load_settings
-from everlong.doctor.drain import CodecUsage, CodecUsageReader
+from everlong.doctor.remaining_payloads import CodecUsage, CodecUsageReader
 from everlong.errors import ConfigError, ServerUnreachable
-from everlong.interceptors.drain import DrainReader, RunDrain, get_plain_bytes_max, holds_ref
-from everlong.interceptors.history import RunHistory
+from everlong.interceptors.read_mode import DrainReader, RunDrain, get_plain_bytes_max, holds_ref
+from everlong.interceptors.run_history import RunHistory
 from everlong.storage.instrumented import count_reads
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep.history_reader import Histories, Run
@@ -206,7 +206,7 @@ async def test_a_new_run_drains_once_a_ref_was_read_or_written() -> None:
     drain, history = run_drain(Server())
     drain.begin(replaying=False)
     assert not await drain.decide()
-    history.reads.held = 1
+    history.reads.large_when_plain = 1
     assert await drain.decide()
     drain, _ = run_drain(Server())
     drain.begin(replaying=False)
@@ -400,7 +400,7 @@ async def test_a_large_value_that_stayed_inline_keeps_a_run_draining() -> None:
         mine = make_read_codec().with_context(activity(activity_id="1"))
         with count_reads() as reads:
             await mine.decode([given])
-        return reads.held, (await mine.encode([LARGE]))[0]
+        return reads.large_when_plain, (await mine.encode([LARGE]))[0]
 
     held, result = await asyncio.create_task(run(inline))
     assert held == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everlong.codecs import EverlongCodec, matcher
-from everlong.codecs.encoder import ThreadMemory
+from everlong.codecs.thread_memory import ThreadMemory
 from everlong.storage.memory import MemoryBlobStore
 from tests.support.sample_payloads import noise, payload, text, workflow
 

@@ -16,7 +16,7 @@ from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, buil
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import seal
+from everlong.storage.objects import build_object
 from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.packs import Contents, Extent, build_pack
 from everlong.storage.segments import serialize_segment
@@ -139,7 +139,7 @@ async def test_payloads_that_inflate_to_too_much_together_are_refused(
 ) -> None:
     bomb = Payload(
         metadata={"encoding": b"binary/everlong"},
-        data=seal(payload(b"\0" * 900_000).SerializeToString()),
+        data=build_object(payload(b"\0" * 900_000).SerializeToString()),
     )
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1_000_000)
     codec = EverlongCodec(MemoryBlobStore(), decode_bytes_max=2_000_000)

@@ -16,9 +16,9 @@ from temporalio.converter import SerializationContext
 from temporalio.worker import WorkerConfig, WorkerDeploymentConfig
 
 from everlong import limits
-from everlong.interceptors.history import RunHistory
 from everlong.interceptors.last_worker import LastWorker, ThisWorker, WorkerLookup
 from everlong.interceptors.prefetch import Prefetcher
+from everlong.interceptors.run_history import RunHistory
 
 
 def make_completed_event(identity: str, build_id: str = "") -> HistoryEvent:

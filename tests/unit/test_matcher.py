@@ -11,7 +11,7 @@ from pyfastcdc import FastCDC
 
 from everlong import limits
 from everlong.codecs import matcher, pack_layout
-from everlong.codecs.encoder import ThreadMemory
+from everlong.codecs.thread_memory import ThreadMemory
 from tests.support.pack_model import Store, check, check_memory
 from tests.support.sample_payloads import noise
 from tests.support.scale import scaled

@@ -20,7 +20,7 @@ from everlong.errors import (
 from everlong.models import Kind, Ref, thread_key
 from everlong.storage.keys import Keys
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import HEADER, get_key_id, seal, unseal
+from everlong.storage.objects import HEADER, build_object, get_key_id, parse_object
 from everlong.storage.pack_store import PackStore, object_key, open_packs
 from tests.support.sample_payloads import KEY_1, KEY_2, flip_bit, noise
 
@@ -33,40 +33,40 @@ EITHER = pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "sealed"])
 @EITHER
 @given(plaintext=st.binary(max_size=5000))
 def test_unseal_returns_what_was_sealed(keys: Keys | None, plaintext: bytes) -> None:
-    assert unseal(seal(plaintext, keys), keys) == plaintext
+    assert parse_object(build_object(plaintext, keys), keys) == plaintext
 
 
 def test_sealing_compresses_only_where_it_pays() -> None:
-    assert len(seal(TEXT)) < len(TEXT) / 10
-    assert len(seal(noise(5000))) == 5000 + HEADER.size
-    assert len(seal(TEXT, KEYS)) < len(TEXT) / 10
+    assert len(build_object(TEXT)) < len(TEXT) / 10
+    assert len(build_object(noise(5000))) == 5000 + HEADER.size
+    assert len(build_object(TEXT, KEYS)) < len(TEXT) / 10
 
 
 @pytest.mark.guarantee(20)
 def test_a_sealed_object_shows_nothing_and_opens_with_no_other_key() -> None:
-    sealed = seal(b"hunter2", KEYS)
+    sealed = build_object(b"hunter2", KEYS)
     assert b"hunter2" not in sealed
-    assert seal(b"hunter2", KEYS) != sealed
+    assert build_object(b"hunter2", KEYS) != sealed
     assert get_key_id(sealed) == "k1"
-    assert get_key_id(seal(b"hunter2")) == ""
+    assert get_key_id(build_object(b"hunter2")) == ""
     with pytest.raises(KeyMissing, match="'k1', and no keys are configured here"):
-        unseal(sealed)
+        parse_object(sealed)
     with pytest.raises(KeyMissing, match="'k1', which this process does not have"):
-        unseal(sealed, Keys({"k2": KEY_2}))
+        parse_object(sealed, Keys({"k2": KEY_2}))
     with pytest.raises(BlobCorrupt, match="the key of that id is another"):
-        unseal(sealed, Keys({"k1": KEY_2}))
+        parse_object(sealed, Keys({"k1": KEY_2}))
 
 
 @EITHER
 @pytest.mark.parametrize("plaintext", [b"", b"short", TEXT])
 def test_a_flipped_bit_in_a_sealed_object_is_detected(keys: Keys | None, plaintext: bytes) -> None:
-    sealed = seal(plaintext, keys)
+    sealed = build_object(plaintext, keys)
     detected = 0
     for bit in range(8 * len(sealed)):
         try:
             # A few bits of a zstd frame have no meaning. A body that is neither compressed nor
             # sealed is as it would be without us.
-            opened = unseal(flip_bit(sealed, bit), keys)
+            opened = parse_object(flip_bit(sealed, bit), keys)
             assert opened == plaintext or (not keys and plaintext == b"short")
         except (BlobCorrupt, KeyMissing, UnknownVersion):
             detected += 1
@@ -81,25 +81,25 @@ def test_a_flipped_bit_in_a_sealed_object_is_detected(keys: Keys | None, plainte
 @EITHER
 @pytest.mark.parametrize("plaintext", [b"", b"short", TEXT])
 def test_a_truncated_object_is_detected(keys: Keys | None, plaintext: bytes) -> None:
-    sealed = seal(plaintext, keys)
+    sealed = build_object(plaintext, keys)
     for length in range(len(sealed)):
         with pytest.raises((BlobCorrupt, KeyMissing)):
-            unseal(sealed[:length], keys)
+            parse_object(sealed[:length], keys)
     with pytest.raises(BlobCorrupt):
-        unseal(sealed + b"x", keys)
+        parse_object(sealed + b"x", keys)
 
 
 @pytest.mark.guarantee(6)
 def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(50 * limits.MIB))
     with pytest.raises(BlobCorrupt, match="disagree"):
-        unseal(HEADER.pack(b"EVLG", 1, 1, 0, 10) + bomb)
+        parse_object(HEADER.pack(b"EVLG", 1, 1, 0, 10) + bomb)
     with pytest.raises(BlobCorrupt, match="declares"):
-        unseal(HEADER.pack(b"EVLG", 1, 1, 0, limits.OBJECT_BYTES_MAX + 1) + bomb)
+        parse_object(HEADER.pack(b"EVLG", 1, 1, 0, limits.OBJECT_BYTES_MAX + 1) + bomb)
     # A frame without a declared size could inflate to any size.
     stream = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
     with pytest.raises(BlobCorrupt, match="disagree"):
-        unseal(HEADER.pack(b"EVLG", 1, 1, 0, 10) + stream)
+        parse_object(HEADER.pack(b"EVLG", 1, 1, 0, 10) + stream)
 
 
 @pytest.mark.guarantee(7)
@@ -107,12 +107,12 @@ def test_a_small_object_that_would_inflate_beyond_its_bound_is_refused() -> None
     for data in (bytes(50 * limits.MIB), bytes(16 * limits.KIB + 1)):
         bomb = zstandard.ZstdCompressor().compress(data)
         with pytest.raises(BlobCorrupt, match="declares"):
-            unseal(b"\x03" + bomb[4:])
+            parse_object(b"\x03" + bomb[4:])
     # A frame without a declared size, and data that is no frame.
     stream = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
     for data in (stream[4:], b"", b"\xff" * 20):
         with pytest.raises(BlobCorrupt):
-            unseal(b"\x03" + data)
+            parse_object(b"\x03" + data)
 
 
 def test_small_object_compression_halves_activity_payloads() -> None:
@@ -122,8 +122,8 @@ def test_small_object_compression_halves_activity_payloads() -> None:
         b'1795015997687,"turn":{"number":1,"began_ms":1795015996966}},"call_id":"call_1e13f98",'
         b'"tool":"read_file","inline_bytes_max":1024}' % ref.encode()
     )
-    assert len(seal(plaintext)) < len(plaintext) / 2
-    assert unseal(seal(plaintext)) == plaintext
+    assert len(build_object(plaintext)) < len(plaintext) / 2
+    assert parse_object(build_object(plaintext)) == plaintext
 
 
 @EITHER
@@ -131,15 +131,15 @@ def test_an_object_too_large_to_be_read_is_not_sealed(
     keys: Keys | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
-    assert unseal(seal(b"x" * 1000, keys), keys) == b"x" * 1000
+    assert parse_object(build_object(b"x" * 1000, keys), keys) == b"x" * 1000
     with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored"):
-        seal(b"x" * 1001, keys)
+        build_object(b"x" * 1001, keys)
 
 
 @pytest.mark.guarantee(8)
 def test_a_newer_format_is_refused_by_name() -> None:
     with pytest.raises(UnknownVersion, match=r"version 3 .*Upgrade Everlong"):
-        unseal(struct.pack("<4sBBHQ", b"EVLG", 3, 0, 0, 0))
+        parse_object(struct.pack("<4sBBHQ", b"EVLG", 3, 0, 0, 0))
 
 
 @pytest.mark.parametrize("keys", [None, {"k1": KEY_1}], ids=["plain", "sealed"])
@@ -209,7 +209,7 @@ def test_a_thread_makes_one_compressor_and_one_decompressor(
 
     def use(seed: int) -> bool:
         texts = [noise(2000, seed + n).hex().encode() for n in range(20)]
-        return [unseal(seal(text)) for text in texts] == texts
+        return [parse_object(build_object(text)) for text in texts] == texts
 
     with ThreadPoolExecutor(1) as alone:  # A new thread has made none yet.
         assert all(alone.map(use, range(0, 100, 20)))
@@ -219,15 +219,15 @@ def test_a_thread_makes_one_compressor_and_one_decompressor(
 def test_concurrent_seals_do_not_mix_their_bytes() -> None:
     def use(seed: int) -> bool:
         texts = [noise(60_000, seed + n).hex().encode() for n in range(10)]
-        return [unseal(seal(text)) for text in texts] == texts
+        return [parse_object(build_object(text)) for text in texts] == texts
 
     with ThreadPoolExecutor(4) as together:
         assert all(together.map(use, range(0, 80, 10)))
 
 
 def test_a_decompressor_that_met_damage_serves_the_next_object() -> None:
-    sealed = bytearray(seal(TEXT))
+    sealed = bytearray(build_object(TEXT))
     sealed[-8] ^= 0xFF
     with pytest.raises(BlobCorrupt):
-        unseal(bytes(sealed))
-    assert unseal(seal(TEXT)) == TEXT
+        parse_object(bytes(sealed))
+    assert parse_object(build_object(TEXT)) == TEXT

@@ -10,8 +10,8 @@ import pytest
 
 from everlong import limits
 from everlong.codecs import EverlongCodec, matcher, pack_layout
-from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.matcher import KnownPack, RecentPayload, Run
+from everlong.codecs.thread_memory import ThreadMemory
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packs import Contents, Extent, build_contents, build_pack
 from tests.support.pack_model import THREAD, Store, check
@@ -107,7 +107,7 @@ def test_bytes_can_be_dropped_during_a_comparison(
     store, memory = Store(), ThreadMemory()
     start, end = noise(9000), noise(5000, 1)
     monkeypatch.setattr(FleetingPayload, "looks", 10**6)
-    monkeypatch.setattr("everlong.codecs.encoder.RecentPayload", FleetingPayload)
+    monkeypatch.setattr("everlong.codecs.thread_memory.RecentPayload", FleetingPayload)
     write_payload(store, memory, start + end)
     assert isinstance(memory._recent[0], FleetingPayload)
     memory._recent[0].marks = list(matcher._marks(start + end, [4096, 9000]))

@@ -9,8 +9,8 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.converter import SerializationContext
 
-from everlong.interceptors.history import RunHistory
 from everlong.interceptors.prefetch import Prefetcher
+from everlong.interceptors.run_history import RunHistory
 
 
 class Server:

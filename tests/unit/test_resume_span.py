@@ -40,9 +40,9 @@ from temporalio.bridge.proto.workflow_activation import (
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.client import Client
 
-from everlong.interceptors.history import RunHistory
 from everlong.interceptors.last_worker import LastWorker, WorkerLookup
 from everlong.interceptors.resume import PARTS, ResumeHook, ResumeLog
+from everlong.interceptors.run_history import RunHistory
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import RESUME
 

@@ -3,9 +3,9 @@
 import pytest
 
 from everlong import limits
-from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.offload import Offloader
 from everlong.codecs.refs import parse_ref
+from everlong.codecs.thread_memory import ThreadMemory
 from everlong.policy import QUARANTINE_SECONDS_MIN, Retention, parse_retention, parse_seconds
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, pack_key

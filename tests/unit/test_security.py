@@ -7,8 +7,8 @@ from starlette.middleware import trustedhost
 
 from everlong.admin.web import Access, load_access
 from everlong.admin.web.auth import Role, parse_netloc
+from everlong.admin.web.middleware import Throttle
 from everlong.admin.web.pages import create_pages_router
-from everlong.admin.web.security import Throttle
 from everlong.config import load_settings
 from everlong.errors import ConfigError
 from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, make_context, open_http_client

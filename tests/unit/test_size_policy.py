@@ -9,7 +9,7 @@ from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
 from everlong import Policy, limits
-from everlong.interceptors.history import Consumption
+from everlong.interceptors.run_history import Consumption
 from everlong.models import CONSUMED_FUNCTION
 from everlong.workflows import should_continue_as_new
 

@@ -14,7 +14,7 @@ from everlong.storage import quarantine
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.quarantine import RestoringBlobStore, build_copy_key
-from everlong.sweep import quarantine_moves
+from everlong.sweep import candidates
 from everlong.sweep.index import SweepIndex
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
 from tests.support.sample_payloads import payload
@@ -114,7 +114,7 @@ async def test_a_quarantine_read_needs_no_temporary_file(
 def test_the_cost_of_a_batch_is_constant(tmp_path: Path, query: str) -> None:
     """Each goes on by the key from where the last one ended, and sorts nothing."""
     index = SweepIndex(tmp_path, "test")
-    statement = getattr(quarantine_moves, query)
+    statement = getattr(candidates, query)
     named = dict.fromkeys(("payload", "journal", "archive", "unknown", "first", "oldest"), 0)
     values = named | {"after": "", "count": 1}
     try:

@@ -15,7 +15,7 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs.budget import BUDGET, CompletionBudget, TaskBudget
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.errors import PayloadTooLarge
-from everlong.interceptors.history import RunHistory
+from everlong.interceptors.run_history import RunHistory
 from tests.support.fake_stores import CountingStore
 
 MAX = limits.COMPLETION_BYTES_MAX
@@ -124,13 +124,13 @@ def test_recorded_commands_of_a_replay_cost_no_budget() -> None:
 def test_a_history_read_late_holds_earlier_commands() -> None:
     history = RunHistory()
     assert history.holds_all()
-    assert not history.take("schedule_activity", "1")
-    assert not history.take("schedule_activity", "2")
+    assert not history.match_command("schedule_activity", "1")
+    assert not history.match_command("schedule_activity", "2")
     assert not history.holds_all()
     for activity_id in ("1", "2"):
         assert not history.holds_all()
         attributes = ActivityTaskScheduledEventAttributes(activity_id=activity_id)
         history.add(HistoryEvent(activity_task_scheduled_event_attributes=attributes))
     assert history.holds_all()
-    assert not history.take("schedule_activity", "1")
+    assert not history.match_command("schedule_activity", "1")
     assert not history.holds_all()

@@ -20,7 +20,7 @@ from everlong.client.fork import check_free, revive
 from everlong.client.updates import send
 from everlong.client.wait import ask
 from everlong.errors import ThreadIdRefused, ThreadNotFound
-from everlong.interceptors.headers import ThreadIdInterceptor
+from everlong.interceptors.thread_ids import ThreadIdInterceptor
 from everlong.models import AGENT_WORKFLOW
 from everlong.models.thread_ids import (
     check_id,
@@ -148,7 +148,8 @@ STARTING_MODULES = {
     "doctor/workers.py": "everlong.Doctor, under an id of its own",
     "client/sweeps.py": "the schedule of everlong.Sweeper, under a fixed id",
     "workflows/tool_calls.py": "sub-agents: `build_child_id`",
-    "interceptors/headers.py": "Temporal's own client with the plugin: checks them all",
+    "interceptors/headers.py": "adds headers to starts",
+    "interceptors/thread_ids.py": "Temporal's own client with the plugin: checks them all",
     "interceptors/replay.py": "passes a child's start on",
 }
 STARTS = {

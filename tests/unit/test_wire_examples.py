@@ -12,7 +12,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.converter import DataConverter
 
 from everlong.codecs import EverlongCodec
-from everlong.codecs.codec import INLINE_ENCODING
+from everlong.codecs.payloads import INLINE_ENCODING
 from everlong.codecs.refs import ENCODING, parse_ref
 from everlong.models import thread_key
 from everlong.storage import keys

@@ -31,18 +31,18 @@ from everlong.admin.web.codec_server import (
 from everlong.admin.web.codec_server import REQUEST_BYTES_MAX as CODEC_BYTES_MAX
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.errors import add_error_handlers, handle_unexpected, make_error_response
-from everlong.admin.web.pages import create_pages_router
-from everlong.admin.web.routes import create_api_router
-from everlong.admin.web.routes.session import create_session_router
-from everlong.admin.web.security import (
+from everlong.admin.web.middleware import (
     TOO_MANY_WRONG_TOKENS,
-    Guard,
+    AuthenticationMiddleware,
     Load,
     RequestLimits,
     Throttle,
     has_wrong_token,
     identify_user,
 )
+from everlong.admin.web.pages import create_pages_router
+from everlong.admin.web.routes import create_api_router
+from everlong.admin.web.routes.session import create_session_router
 from everlong.versions import get_versions
 
 _LOG: Final = logging.getLogger("everlong.admin.web.requests")
@@ -111,7 +111,7 @@ def create_admin_app(
             ),
             Middleware(RequestLimits, load=load, bytes_max=REQUEST_BYTES_MAX),
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-            Middleware(Guard, access=access, throttle=throttle),
+            Middleware(AuthenticationMiddleware, access=access, throttle=throttle),
         ],
     )
     add_error_handlers(app)

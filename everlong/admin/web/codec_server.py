@@ -38,7 +38,7 @@ from temporalio.converter import PayloadCodec
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
-from everlong.codecs.codec import is_encoded, plain_bytes
+from everlong.codecs.payloads import is_encoded, plain_bytes
 from everlong.codecs.refs import is_ref, parse_ref
 from everlong.config import is_loopback
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable

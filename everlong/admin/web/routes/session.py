@@ -10,8 +10,8 @@ from pydantic import Field
 
 from everlong.admin.web.auth import COOKIE, SESSION_SECONDS_MAX, Access, Role, User, list_actions
 from everlong.admin.web.errors import ErrorAnswer
+from everlong.admin.web.middleware import TOO_MANY_WRONG_TOKENS, Throttle, read_session_id
 from everlong.admin.web.pages.filters import check_local_path
-from everlong.admin.web.security import TOO_MANY_WRONG_TOKENS, Throttle, read_session_id
 
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 403, 413, 415, 422, 429)

@@ -1,8 +1,9 @@
-"""Drain: with `mode="read"`, a run whose history holds refs goes on offloading until it ends.
+"""Read mode (`mode="read"`), the way back to plain payloads: a run that holds refs drains.
 
-Otherwise a loop that passes its list to every step would write the whole list into its history again,
-and the server would terminate the run or reject the payload on every attempt. New runs write plain
-payloads. Large values that stayed inline, compressed, count as refs (`codecs.codec.is_held`).
+To drain means that the run goes on offloading until it ends. Otherwise a loop that passes its list
+to every step would write the whole list into its history again, and the server would terminate the run
+or reject the payload on every attempt. New runs write plain payloads. Large values that stayed inline,
+compressed, count as refs (`codecs.payloads.is_large_when_plain`).
 
 The activation hook decides for each run, since the codec gets no run id. A run drains once a ref was
 found: in an activation, in the history that a replay reads, or in a payload that the worker has written
@@ -32,10 +33,9 @@ from temporalio.service import RPCError
 
 from everlong import limits
 from everlong.codecs.budget import ActivityResult
-from everlong.codecs.codec import INLINE_ENCODING, is_held
 from everlong.codecs.composition import OuterCodec
-from everlong.codecs.payloads import walk_encoded_payloads
-from everlong.interceptors.history import RunHistory, in_event_loop
+from everlong.codecs.payloads import INLINE_ENCODING, is_large_when_plain, walk_encoded_payloads
+from everlong.interceptors.run_history import RunHistory, in_event_loop
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 from everlong.models import DRAIN_HEADER
 
@@ -87,7 +87,7 @@ class DrainReader:
         codec = outer.with_context(context)
         try:
             for payload in walk_encoded_payloads(event):
-                if any(map(is_held, await codec.unwrap([payload]))):
+                if any(map(is_large_when_plain, await codec.unwrap([payload]))):
                     return True
         except Exception as error:  # noqa: BLE001 - a user's codec may raise anything
             logger.warning(
@@ -146,7 +146,7 @@ class RunDrain:
     @property
     def holds_refs(self) -> bool:
         """See `Drain`."""
-        return self._has_ref or self._history.reads.held > 0
+        return self._has_ref or self._history.reads.large_when_plain > 0
 
     @property
     def is_draining(self) -> bool:
@@ -220,7 +220,7 @@ def holds_ref(event: HistoryEvent) -> bool:
     # Searching the bytes takes microseconds and rules out most events. A ref's encoding has the same
     # prefix.
     return INLINE_ENCODING in event.SerializeToString() and any(
-        map(is_held, walk_encoded_payloads(event))
+        map(is_large_when_plain, walk_encoded_payloads(event))
     )
 
 

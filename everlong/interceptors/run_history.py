@@ -235,7 +235,7 @@ class RunHistory:
         self._ended.wait(seconds)
         self.scan_seconds = time.monotonic() - started
 
-    def take(self, command: str, command_id: str = "") -> bool:
+    def match_command(self, command: str, command_id: str = "") -> bool:
         """Return whether the next command of this kind and id is known to be in history."""
         if self._events is None:
             return False
@@ -270,17 +270,19 @@ class RunHistory:
             self._taken.clear()
             self._unseen.clear()
 
-    def take_command(self, command: WorkflowCommand) -> bool:
-        """Call `take` for a command of a completion. False for kinds that carry no values."""
+    def match_completion_command(self, command: WorkflowCommand) -> bool:
+        """Call `match_command` for a command of a completion. False for kinds that carry no values."""
         kind = command.WhichOneof("variant") or ""
         if kind not in _COMMANDS:
             return False
         if kind == "schedule_activity":
-            return self.take(kind, command.schedule_activity.activity_id)
+            return self.match_command(kind, command.schedule_activity.activity_id)
         is_answer = kind == "update_response"
         if is_answer and not command.update_response.HasField("completed"):
             return False
-        return self.take(kind, command.update_response.protocol_instance_id if is_answer else "")
+        return self.match_command(
+            kind, command.update_response.protocol_instance_id if is_answer else ""
+        )
 
 
 def in_event_loop() -> bool:

@@ -1,6 +1,7 @@
-"""Drain report: counts the runs that hold Everlong payloads, and so still need the plugin.
+"""Remaining payloads: counts the runs that hold Everlong payloads, and so still need the plugin.
 
-It reads histories without decoding them, and changes nothing. A payload is recognized by its encoding.
+`everlong drain` prints the counts. Histories are read without decoding them, and nothing is changed. A
+payload is recognized by its encoding.
 """
 
 import asyncio
@@ -18,9 +19,8 @@ from temporalio.converter import PayloadCodec, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
-from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.composition import OuterCodec
-from everlong.codecs.payloads import walk_payloads
+from everlong.codecs.payloads import INLINE_ENCODING, walk_payloads
 from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.sweep.history_reader import Histories, Run

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from everlong import limits
-from everlong.codecs.encoder import EncoderMemory, ThreadMemory
+from everlong.codecs.thread_memory import ThreadMemories, ThreadMemory
 from tests.support.pack_model import Store, check, new_bytes, plan_and_commit
 from tests.support.sample_payloads import noise
 
@@ -233,7 +233,7 @@ def test_marks_never_match_a_different_list() -> None:
 
 @pytest.mark.guarantee(11)
 def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> None:
-    memory = EncoderMemory(1_000_000)
+    memory = ThreadMemories(1_000_000)
     for number in range(50):
         plan_and_commit(memory.get(f"thread {number}"), noise(100_000, number))
         plan_and_commit(memory.get(f"thread {number}"), noise(100_000, number) + noise(2000, 99))
@@ -251,7 +251,7 @@ def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> N
 
 @pytest.mark.guarantee(11)
 def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
-    memory = EncoderMemory(200_000)
+    memory = ThreadMemories(200_000)
     for number in range(60):
         plan_and_commit(memory.get(f"thread {number}"), noise(50_000, number))
         memory.trim(f"thread {number}")
@@ -265,7 +265,7 @@ def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
 
 @pytest.mark.guarantee(11)
 def test_threads_without_durable_objects_are_bounded_too() -> None:
-    memory = EncoderMemory(1_000_000)
+    memory = ThreadMemories(1_000_000)
     for number in range(5000):
         memory.get(f"thread {number}")
         memory.trim(f"thread {number}")

@@ -1,9 +1,9 @@
-"""Security middleware: authentication, CSRF protection, and limits of requests.
+"""ASGI middleware: authentication, CSRF protection, and limits of requests.
 
 `RequestLimits` bounds bodies and concurrent requests before authentication, so its bounds limit what an
 anonymous client can use up. Login paths have bounds of their own: a flood of logins blocks no other
-request. `Guard` then rejects requests that are not authenticated, except for public paths, and changes
-that a browser makes for another site's page.
+request. `AuthenticationMiddleware` then rejects requests that are not authenticated, except for public
+paths, and changes that a browser makes for another site's page.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Throttle:
         return True
 
 
-class Guard:
+class AuthenticationMiddleware:
     """Authenticates requests and sets `request.state.user`. Answers rejected requests itself."""
 
     def __init__(self, app: ASGIApp, access: Access, throttle: Throttle) -> None:

@@ -1,6 +1,6 @@
-"""Encoder: remembers a thread's payloads, and plans packs that hold only new bytes.
+"""Thread memory: what this process has stored of each thread, so that new packs hold only new bytes.
 
-An agent's payload mostly repeats the one before. The encoder keeps the newest payloads of each thread,
+An agent's payload mostly repeats the one before. The memory keeps the newest payloads of each thread,
 and the places of their bytes and chunks in packs; `matcher` finds what a new payload shares with them,
 and `pack_layout` lays out the rest. Threads share nothing. Forgetting is safe: a process that has
 forgotten a thread writes its next payload whole.
@@ -295,8 +295,8 @@ class MemoryStats:
     """Compressed bytes that forgotten threads wrote with their first payload afterwards."""
 
 
-class EncoderMemory:
-    """The memory of all threads, bounded in bytes.
+class ThreadMemories:
+    """The memories of all threads (`encoder_bytes_max`), bounded in bytes.
 
     Above the bound, the least recently used threads lose their bytes first, then whole threads go.
     """

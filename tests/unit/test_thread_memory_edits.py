@@ -8,8 +8,8 @@ import pytest
 from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.refs import is_ref
+from everlong.codecs.thread_memory import ThreadMemory
 from everlong.errors import BlobMissing
 from everlong.storage.memory import MemoryBlobStore
 from tests.support.fake_stores import CountingStore
