@@ -79,7 +79,7 @@ _DICTIONARY_RATIO_MAX: Final = 2 / 3
 _DICTIONARY_STORED_BYTES_MAX: Final = 256 * limits.KIB
 # The largest pack that is ever written.
 _PACK_BYTES_MAX: Final = compute_stored_bytes_max(limits.OBJECT_BYTES_MAX)
-_RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
+_RESTORE = "Restore it from a backup of the store; waiting work then continues by itself."
 
 
 # Payloads of an unknown thread are stored under this one.

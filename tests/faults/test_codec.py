@@ -90,7 +90,7 @@ async def test_lost_packs_hold_a_workflow_and_restoring_them_lets_it_go_on(
         message = await failure_message(handle)
         assert any(path.name in message for path in packs), "the digest"
         assert thread_key("default", thread_id) in message, "the thread"
-        assert "goes on by itself" in message, "the remedy"
+        assert "continues by itself" in message, "the remedy"
         assert noise("result 0", 20_000)[:40] not in message
         for path, data in packs.items():
             path.write_bytes(data)

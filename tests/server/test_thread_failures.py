@@ -99,7 +99,7 @@ async def test_a_reply_with_impossible_calls_ends_the_turn_with_a_reason(
     model = ScriptedModel(lambda turn: Reply(tool_calls=bad[turn[0].text]))
     agent = Agent(name="ops", model=model)
     reasons = {
-        "many": f"{limits.TOOL_CALLS_MAX + 1} tools",
+        "many": f"{limits.TOOL_CALLS_MAX + 1} tool calls",
         "same": "the same id",
         "long": "over 64 characters",
     }

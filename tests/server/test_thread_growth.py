@@ -17,7 +17,7 @@ from tests.support.scale import scaled
 async def test_runs_stay_within_policy_and_steps_do_not_slow_down(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
-    steps = scaled(40, 180)
+    steps = scaled(60, 180)
     async with open_harness(server.address, tmp_path) as harness:
         await harness.start_worker()
         report = await measure_growth(harness, thread_id, steps, window=steps // 3)
