@@ -216,7 +216,9 @@ def test_a_pack_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
     name, stored = build_pack(build_contents(b"x" * 1000), THREAD, None)
     assert read(stored, name, None) == b"x" * 1000
-    with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored: 1000 is the limit of one payload"):
+    with pytest.raises(
+        ObjectTooLarge, match="1001 bytes are not stored: 1000 is the limit of one payload"
+    ):
         build_pack(build_contents(b"x" * 1001), THREAD, None)
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 999)
     with pytest.raises(BlobCorrupt):
