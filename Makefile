@@ -196,4 +196,4 @@ soak: $(READY) ## Run 1,000 random threads with kills; SOAK="--count 50" for few
 
 .PHONY: screenshots
 screenshots: $(READY) ## Take the pictures of the README and docs/dashboard.md again
-	EVERLONG_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/browser/test_screenshots.py
+	EVERLONG_FULL_TESTS=1 EVERLONG_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/browser/test_screenshots.py

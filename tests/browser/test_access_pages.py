@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 from temporalio.client import Client
@@ -108,6 +109,7 @@ async def test_an_unknown_thread_gets_a_page_that_says_so(page: Page) -> None:
     await expect(page.get_by_role("heading", level=1)).to_have_text("Threads")
 
 
+@pytest.mark.full
 async def test_pages_without_a_temporal_server_say_what_to_do(stage: Stage) -> None:
     async def connect() -> Client:
         raise ServerUnreachable("no Temporal server answers at 127.0.0.1:1")

@@ -69,6 +69,7 @@ async def test_a_denial_gives_the_model_the_reason(stage: Stage, page: Page) -> 
     assert await read_decisions(stage, "deny-1") == [(False, "bob", "not now")]
 
 
+@pytest.mark.full
 async def test_each_field_keeps_a_unique_label_as_approvals_come_and_go(
     stage: Stage, page: Page
 ) -> None:

@@ -76,6 +76,7 @@ async def _is_gone(stage: Stage, thread_id: str) -> bool:
     return False
 
 
+@pytest.mark.full
 async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry(
     stage: Stage, page: Page
 ) -> None:
@@ -175,6 +176,7 @@ async def test_a_query_shows_rows_omissions_and_csv(stage: Stage, page: Page) ->
     await expect(page.get_by_role("button", name="Run")).to_be_enabled()
 
 
+@pytest.mark.full
 async def test_a_role_sees_only_the_actions_that_it_may_do(stage: Stage) -> None:
     await stage.send_and_wait("viewed-1", "hello")
     grants = tuple(Grant(name=role, role=role, token=token) for role, token in TOKENS.items())

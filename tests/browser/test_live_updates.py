@@ -9,6 +9,7 @@ from playwright.async_api import Error, Page, Route, expect
 from tests.support.dashboard import Stage
 
 
+@pytest.mark.full
 async def test_a_fork_of_a_grown_thread_begins_at_its_current_end(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("grown-1", "hello")
     await page.goto("/threads/grown-1")
@@ -22,6 +23,7 @@ async def test_a_fork_of_a_grown_thread_begins_at_its_current_end(stage: Stage, 
     await expect(page.get_by_role("heading", level=1)).to_have_text("grown-1-fork")
 
 
+@pytest.mark.full
 async def test_the_limits_dialog_shows_current_limits(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("bounded-1", "hello")
     await page.goto("/threads/bounded-1")
@@ -35,6 +37,7 @@ async def test_the_limits_dialog_shows_current_limits(stage: Stage, page: Page) 
         await expect(page.get_by_role("img", name=f"Steps: 1 of {wanted}")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_a_page_opened_before_the_first_entry_fills(stage: Stage, page: Page) -> None:
     await stage.threads.start("early-1")
     await page.goto("/threads/early-1")
@@ -48,6 +51,7 @@ async def test_a_page_opened_before_the_first_entry_fills(stage: Stage, page: Pa
     await expect(page.get_by_role("dialog").get_by_label("At entry")).to_have_value("2")
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(105)
 async def test_late_rows_of_one_statement_are_not_shown_for_another(
     stage: Stage, page: Page

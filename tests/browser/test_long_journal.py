@@ -15,6 +15,7 @@ async def long_life(stage: Stage) -> str:
     return await write_long_journal(stage, "long-life", 20_000, compacted_seq=19_500)
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(104)
 async def test_twenty_thousand_entries_are_paged_both_ways(page: Page, long_life: str) -> None:
     asked: list[str] = []
@@ -49,6 +50,7 @@ async def test_twenty_thousand_entries_are_paged_both_ways(page: Page, long_life
     assert await rows.count() == 40
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(104)
 async def test_charts_of_a_long_thread_are_sampled(page: Page, long_life: str) -> None:
     await page.goto(long_life)

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Page, expect
 
 from everlong.admin.web import Access, create_admin_app
@@ -58,6 +59,7 @@ async def take_picture(page: Page, name: str) -> None:
     assert (IMAGES / path.name).exists(), "make screenshots"
 
 
+@pytest.mark.full
 async def test_the_pictures_of_the_documents_can_be_taken(stage: Stage) -> None:
     context = stage.make_context(FakeThreadList(fake_threads()))
     async with (

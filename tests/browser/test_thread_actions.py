@@ -91,6 +91,7 @@ async def test_the_limits_dialog_names_limits_that_would_be_reached_at_once(
     assert (await read_status(stage.client, "limits-1")).policy.steps_max == 1234
 
 
+@pytest.mark.full
 async def test_the_dialog_refuses_invalid_values(stage: Stage, page: Page) -> None:
     page.expected_troubles = ("status of 422",)  # type: ignore[attr-defined]
     await stage.send_and_wait("limits-2", "hello")
@@ -99,6 +100,7 @@ async def test_the_dialog_refuses_invalid_values(stage: Stage, page: Page) -> No
     await expect(dialog.locator(".preview .error-text")).to_contain_text("does not fit")
 
 
+@pytest.mark.full
 async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("fork-1", "remember blue")
     await stage.send_and_wait("fork-1", "hello")
@@ -171,6 +173,7 @@ async def test_no_action_runs_before_its_preview_is_shown(stage: Stage, page: Pa
     assert (await read_status(stage.client, "unseen-1")).status == "waiting"
 
 
+@pytest.mark.full
 async def test_a_late_preview_does_not_replace_a_newer_one(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("late-1", "hello")
     dialog = await open_dialog(page, "late-1", "Archive …")
@@ -194,6 +197,7 @@ async def test_a_late_preview_does_not_replace_a_newer_one(stage: Stage, page: P
     await expect(dialog.get_by_role("button", name="Archive", exact=True)).to_be_disabled()
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(105)
 async def test_no_action_runs_if_its_preview_fails(stage: Stage, page: Page) -> None:
     page.expected_troubles = ("status of 503",)  # type: ignore[attr-defined]

@@ -119,6 +119,7 @@ async def test_thread_content_is_rendered_as_text_and_never_as_markup(
     assert await page.evaluate("window.hacked") is None
 
 
+@pytest.mark.full
 async def test_runs_link_to_the_temporal_ui(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("runs-1", "hello")
     await page.goto("/threads/runs-1")
@@ -155,6 +156,7 @@ async def test_a_thread_page_fits_390_pixels(stage: Stage, thread_url: str) -> N
         await shoot(page, "thread-390")
 
 
+@pytest.mark.full
 async def test_a_thread_page_has_a_dark_theme(stage: Stage, thread_url: str) -> None:
     async with open_page(stage, dark=True) as page:
         await page.goto(thread_url)

@@ -43,6 +43,7 @@ async def test_an_empty_list_shows_how_to_send_a_message(stage: Stage) -> None:
         await shoot(page, "threads-empty")
 
 
+@pytest.mark.full
 async def test_ten_thousand_threads_are_listed_sorted_filtered_and_paged(
     stage: Stage, many: str
 ) -> None:
@@ -85,6 +86,7 @@ async def test_ten_thousand_threads_are_listed_sorted_filtered_and_paged(
         await expect(page.get_by_role("heading", name="No matching threads")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_a_filter_chosen_before_the_script_loads_is_applied(stage: Stage, many: str) -> None:
     async with open_page(stage, url=many) as page:
         may_come = asyncio.Event()
@@ -100,6 +102,7 @@ async def test_a_filter_chosen_before_the_script_loads_is_applied(stage: Stage, 
         await expect(page).to_have_url(re.compile("status=paused"))
 
 
+@pytest.mark.full
 async def test_polling_ten_thousand_threads_that_do_not_change_sends_nothing(
     stage: Stage, many: str
 ) -> None:

@@ -35,6 +35,7 @@ def pay(euros: int) -> str:
     return f"paid {euros}"
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(47)
 async def test_decisions_with_long_reasons_do_not_end_a_held_thread(
     server: TemporalServer, tmp_path: Path, thread_id: str

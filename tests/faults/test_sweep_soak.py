@@ -13,7 +13,7 @@ async def test_sweeps_under_load_lose_nothing_and_free_the_rest(
 ) -> None:
     for name, value in lower_limits().items():
         monkeypatch.setattr(limits, name, value)
-    outcome = await run(5, scaled(6, 30), lambda _: None)
+    outcome = await run(5, scaled(4, 30), lambda _: None)
     assert outcome.faults == []
     assert outcome.messages > 0
     assert outcome.kills.total() > 0

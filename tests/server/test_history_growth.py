@@ -164,6 +164,7 @@ async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_p
     assert large_store.puts == puts + 2
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(29)
 async def test_many_offloaded_results_behind_a_slow_store_resume_within_a_task(
     server: TemporalServer, thread_id: str

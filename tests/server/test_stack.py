@@ -120,6 +120,7 @@ async def test_dev_runs_the_stack_and_ctrl_c_stops_all_of_it(
         wait_until_gone(pid)
 
 
+@pytest.mark.full
 async def test_the_next_start_continues_with_the_data(
     short_dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:

@@ -42,6 +42,7 @@ async def test_a_resumed_step_reads_its_context_and_nothing_else(
     assert 0 < resumed.replayed <= Policy().run_events_max
 
 
+@pytest.mark.full
 @pytest.mark.guarantee(54)
 async def test_an_approval_after_an_idle_time_replays_few_events(
     server: TemporalServer, tmp_path: Path, thread_id: str

@@ -67,6 +67,7 @@ async def test_ten_megabytes_arrive_whole_and_the_model_reads_an_excerpt(
         assert "recall(seq=1)" in view.context[0].text
 
 
+@pytest.mark.full
 async def test_the_size_of_many_runs_is_a_bound(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
