@@ -76,7 +76,7 @@ LOWEST_PYTEST = .venv-lowest/bin/python -m pytest -W default::DeprecationWarning
 .PHONY: test-lowest
 test-lowest: ## Run tests with the lowest version of each dependency that pyproject.toml allows; needs uv
 	@UV="$(UV)" $(PYTHON) -m tools.lowest
-	$(LOWEST_PYTEST) -m "not server"
+	$(LOWEST_PYTEST) -m "not server" tests/unit
 	$(LOWEST_PYTEST) $(LOWEST_TESTS)
 
 .PHONY: matrix package

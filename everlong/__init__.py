@@ -4,7 +4,6 @@ Names are imported on first use: all of them together take over a second of CPU,
 program may need few of them.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -58,10 +57,22 @@ _MODULES: Final = {
     "tool": "agents",
 }
 
+# Available after `import everlong`, too.
+_SUBMODULES: Final = ("agents", "errors", "models", "plugin", "policy", "storage")
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # Type checkers would accept any name.
+
+    def __getattr__(name: str) -> Any:
+        if name in _SUBMODULES:
+            return __import__(f"{__name__}.{name}", fromlist=["*"])
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # `__import__`, not importlib: Temporal's sandbox replaces it, and so passes modules through.
+        # importlib would import a second copy in a workflow, with other classes.
+        value = getattr(__import__(f"{__name__}.{_MODULES[name]}", fromlist=[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """Overview of one thread: state, sizes by class, limits as gauges, pending approvals.
 
 The cost does not grow with the journal: the thread itself counts the bytes that it stores, and only
-`client.size` lists objects.
+`client.lookup.measure_size` lists objects.
 """
 
 import contextlib

@@ -107,8 +107,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 """Module in `everlong.cli` and summary of each command, in the order of the help."""
 
-# Set in a context whose help is printed: the help needs summaries only, so no module is imported.
-_IS_HELP: Final = "everlong.is_help"
+# Set in a context for help and shell completion: they need summaries only, so no module is imported.
+_SUMMARIES_ONLY: Final = "everlong.summaries_only"
 
 
 class LazyGroup(TyperGroup):
@@ -122,12 +122,20 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, from the summaries."""
-        ctx.meta[_IS_HELP] = True
+        ctx.meta[_SUMMARIES_ONLY] = True
         super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete the name of a command, from the summaries."""
+        ctx.meta[_SUMMARIES_ONLY] = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            ctx.meta[_SUMMARIES_ONLY] = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; import its module unless only its summary is needed."""
-        if cmd_name not in COMMANDS or ctx.meta.get(_IS_HELP):
+        if cmd_name not in COMMANDS or ctx.meta.get(_SUMMARIES_ONLY):
             return super().get_command(ctx, cmd_name)
         return load_command(cmd_name)
 

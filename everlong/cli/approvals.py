@@ -22,7 +22,7 @@ from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.models.thread_ids import show_id
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, as `approvals` lists it.")]
 

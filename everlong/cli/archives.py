@@ -39,7 +39,7 @@ from everlong.console import err, find_command, print_table, sanitise
 from everlong.format import format_bytes, format_count
 from everlong.models.thread_ids import quote_id, show_id
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 
 class Then(StrEnum):

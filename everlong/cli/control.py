@@ -29,7 +29,7 @@ from everlong.format import format_setting
 from everlong.models.thread_ids import show_id
 from everlong.policy import Policy
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 
 class _Signal(Protocol):

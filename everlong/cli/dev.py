@@ -33,7 +33,7 @@ from everlong.models import SweepOptions
 from everlong.storage.pack_store import ByteBudget
 from everlong.worker import load_agent, run_worker
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 Port = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Port for Temporal; 7233, or a free one.")

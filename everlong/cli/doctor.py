@@ -23,7 +23,7 @@ from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 # A reachable server accepts the connection within a second; one behind a firewall never answers.
 _CONNECT_SECONDS_MAX: Final = 10.0

@@ -24,15 +24,15 @@ from everlong.queries import LIBRARY
 from everlong.queries.engine import QueryResult, run_query
 from everlong.queries.views import find_named_query
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 # First characters that make a spreadsheet read a cell as a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-def _check_thread_ids(threads: list[str] | None) -> list[str] | None:
+def _check_thread_ids(threads: list[str] | None) -> list[str]:
     for thread_id in threads or ():
         check_id(thread_id)
-    return threads
+    return threads or []  # Typer up to 0.16 fails on None here.
 
 
 @commands.command()

@@ -27,7 +27,7 @@ from everlong.models import SweepOptions, SweepReport, Tally
 from everlong.models.thread_ids import show_id
 from everlong.policy import Retention, parse_retention, parse_seconds
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 # The bounds of `SweepOptions`.
 _NAME_CHARS_MAX: Final = 64
 _REASON_CHARS_MAX: Final = 300

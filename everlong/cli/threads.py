@@ -45,7 +45,7 @@ from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 _SORTS: Final[tuple[str, ...]] = get_args(Sort)
 # Width of the full table of `threads`, with ids of 24 characters.

@@ -23,7 +23,7 @@ from everlong.format import format_bytes, shorten_line, summarise_message, summa
 from everlong.models import Kind
 from everlong.models.thread_ids import quote_id, show_id
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 Seq = Annotated[int, typer.Argument(min=1, help="An entry's number, as `journal` lists it.")]
 

@@ -111,9 +111,7 @@ async def _look_up_on_server(
             f"no worker answers for thread {thread_id!r} within {seconds_max:.0f} s. Start one on task "
             f"queue {info.task_queue!r}."
         )
-        # A page without the journal is better than none: the client may lack a key.
-        with contextlib.suppress(EverlongError, TemporalError, ValueError, RuntimeError):
-            head = await find_head(client, thread_id)
+        head = await _find_readable_head(client, description, seconds_max)
     return ThreadLookup(
         thread_id=thread_id,
         row=build_row(info, await _decode_card(client, description)),
@@ -124,6 +122,26 @@ async def _look_up_on_server(
         run_history_bytes=info.history_size_bytes,
         unavailable=unavailable,
     )
+
+
+async def _find_readable_head(
+    client: Client, description: WorkflowExecutionDescription, seconds_max: float
+) -> SegmentRef | None:
+    """Return the newest head that can be read in time, or else the head at the start of the run.
+
+    A page without the newest entries is better than none: the client may lack a key, the store a pack.
+    """
+    readable = (EverlongError, TemporalError, ValueError, RuntimeError, TimeoutError)
+    with contextlib.suppress(*readable):
+        async with asyncio.timeout(seconds_max):
+            if (head := await find_head(client, description.id)) is not None:
+                return head
+    handle = client.get_workflow_handle(description.id, run_id=description.run_id)
+    with contextlib.suppress(*readable):
+        async with asyncio.timeout(seconds_max):
+            async for event in handle.fetch_history_events(page_size=1):
+                return await _read_event_head(client, event)
+    return None
 
 
 def _look_up_in_archive(archive: StoredArchive) -> ThreadLookup:

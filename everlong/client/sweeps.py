@@ -49,8 +49,9 @@ async def sweep(
 ) -> SweepReport:
     """Sweep the client's namespace in this process. Workers and other sweeps may run meanwhile.
 
-    Due threads are archived first (see `client.due`). The index in `index_dir` makes the next sweep
-    cheap. `allow_short_quarantine` accepts a quarantine that is too short to be safe, for tests.
+    Due threads are archived first (`client.archives.archive_due`). The index in `index_dir` makes the
+    next sweep cheap. `allow_short_quarantine` accepts a quarantine that is too short to be safe: for
+    tests.
     """
     work = Sweep(
         Histories(client),

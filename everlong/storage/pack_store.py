@@ -51,7 +51,7 @@ T = TypeVar("T")
 _LAYOUT: Final = "v1"
 
 READ_OBSERVER: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar(
-    "everlong_asked", default=None
+    "everlong_read_observer", default=None
 )
 """Called with the pack store and a description of each object before it is read, even if the object is
 then found in memory. A sweep finds the refs that a foreign codec hides this way."""

@@ -12,7 +12,7 @@ from everlong.errors import ThreadNotFound
 from everlong.queries import LIBRARY
 from everlong.storage import BlobStore
 from tests.server.test_admin_api import get_json, open_role_client, run_action
-from tests.support.dashboard import wait_until
+from tests.support.namespaces import wait_until
 from tests.support.scripted_agents import reading_agent
 from tests.support.threads import open_threads
 

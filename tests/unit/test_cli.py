@@ -348,3 +348,8 @@ def test_version_and_help_import_no_command_and_no_client(option: str) -> None:
         "everlong.console",
         "everlong.errors",
     ]
+
+
+@pytest.mark.parametrize("command", ["query", "sweep", "threads"])
+def test_only_the_root_installs_completion(command: str) -> None:
+    assert "install-completion" not in CliRunner().invoke(app, [command, "--help"]).output

@@ -1,5 +1,6 @@
 """The dashboard, the alerts and the page about them name what there is, and all of it."""
 
+import inspect
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter import prometheus
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
@@ -67,9 +69,16 @@ def list_labels(query: str) -> set[str]:
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_our_names_are_those_of_the_real_exporter(metric: Metric) -> None:
+def test_our_names_are_those_of_the_real_exporter(
+    metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = CollectorRegistry()
-    provider = MeterProvider([PrometheusMetricReader(disable_target_info=True, registry=registry)])
+    options: dict[str, Any] = {"disable_target_info": True}
+    if "registry" in inspect.signature(PrometheusMetricReader).parameters:
+        options["registry"] = registry
+    else:  # Before 0.63b0 a reader uses its module's registry.
+        monkeypatch.setattr(prometheus, "REGISTRY", registry)
+    provider = MeterProvider([PrometheusMetricReader(**options)])
     meters = Meters(provider.get_meter("test"))
     labels = dict.fromkeys(metric.labels, "x")
     match metric.kind:

@@ -55,21 +55,51 @@ def test_every_error_is_drawn_in_the_tree_and_exits_non_zero() -> None:
 
 def test_workflow_imports_are_light() -> None:
     """The sandbox imports `everlong` again for each workflow, with everything that it imports."""
-    assert imported_with("everlong", "everlong.admin", *FROM_EXTRAS) == "[]"
+    assert imported_with(EXPORTS, "everlong.admin", *FROM_EXTRAS) == "[]"
 
 
 def test_ask_needs_no_extra() -> None:
     """`everlong.ask` and the plugin work without the packages of `everlong[admin]`."""
-    assert imported_with("everlong.client.archives", *FROM_EXTRAS) == "[]"
+    assert imported_with("import everlong.client.archives", *FROM_EXTRAS) == "[]"
 
 
+# Each name is imported on its first use.
+EXPORTS = "from everlong import *"
 FROM_EXTRAS = (
     *("duckdb", "pyarrow", "fastapi", "jinja2", "prometheus_client", "rich", "starlette", "typer"),
     *("uvicorn", "opentelemetry.exporter", "pydantic_ai", "cryptography"),
 )
 
 
-def imported_with(module: str, *names: str) -> str:
-    code = f"import sys, {module}; print([name for name in {names} if name in sys.modules])"
+def imported_with(statement: str, *names: str) -> str:
+    code = f"import sys; {statement}; print([name for name in {names} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return found.stdout.strip()
+
+
+def test_names_and_submodules_are_there_after_a_plain_import() -> None:
+    code = (
+        "import everlong; assert set(everlong.__all__) <= set(dir(everlong)); "
+        "assert everlong.errors.EverlongError is everlong.EverlongError"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SANDBOXED = """
+import everlong
+from temporalio.worker.workflow_sandbox import SandboxRestrictions
+from temporalio.worker.workflow_sandbox._importer import Importer
+from temporalio.worker.workflow_sandbox._restrictions import RestrictionContext
+
+restrictions = SandboxRestrictions.default.with_passthrough_modules("everlong")
+importer = Importer(restrictions, RestrictionContext())
+with importer.applied():
+    inside = everlong.EverlongError
+from everlong.errors import EverlongError
+assert inside is EverlongError
+assert everlong.errors.EverlongError is EverlongError
+"""
+
+
+def test_a_name_used_first_in_a_workflow_is_the_hosts_own() -> None:
+    subprocess.run([sys.executable, "-c", SANDBOXED], check=True)

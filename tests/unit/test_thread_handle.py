@@ -86,6 +86,7 @@ async def test_threads_are_listed_found_and_counted_without_queries() -> None:
 
 
 def test_importing_the_package_imports_no_client_code() -> None:
-    code = f"import sys, everlong; print([each for each in {HEAVY!r} if each in sys.modules])"
+    code = "import sys; from everlong import Agent, EverlongPlugin, Policy, tool\n"
+    code += f"print([each for each in {HEAVY!r} if each in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -266,24 +266,24 @@ def test_variables_and_options_reach_the_worker(
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("option", "messages"),  # Of newer and older versions of Typer.
     [
-        ("--workflow-tasks=1", "greater than or equal to 2"),
-        ("--workflow-tasks=1001", "less than or equal to 1000"),
-        ("--activities=0", "greater than or equal to 1"),
-        ("--cached-threads=-1", "greater than or equal to 0"),
-        ("--workflow-pollers=1", "greater than or equal to 2"),
-        ("--activity-pollers=0", "greater than or equal to 1"),
-        ("--sticky-seconds=0", "greater than or equal to 0.1"),
+        ("--workflow-tasks=1", "greater than or equal to 2|2<=x"),
+        ("--workflow-tasks=1001", "less than or equal to 1000|x<=1000"),
+        ("--activities=0", "greater than or equal to 1|1<=x"),
+        ("--cached-threads=-1", "greater than or equal to 0|0<=x"),
+        ("--workflow-pollers=1", "greater than or equal to 2|2<=x"),
+        ("--activity-pollers=0", "greater than or equal to 1|1<=x"),
+        ("--sticky-seconds=0", "greater than or equal to 0.1|0.1<=x"),
         ("--identity=a\tb", "has 3 characters; give at most 200, all printable"),
     ],
 )
-def test_an_option_out_of_bounds_is_refused(option: str, message: str) -> None:
+def test_an_option_out_of_bounds_is_refused(option: str, messages: str) -> None:
     result = CliRunner().invoke(app, ["worker", "everlong.demo:agent", option])
     flat = " ".join(f"{result.output} {result.exception}".replace("│", " ").split())
     assert result.exit_code != 0
     assert option.partition("=")[0] in flat
-    assert message in flat
+    assert any(message in flat for message in messages.split("|"))
 
 
 def test_the_help_of_the_worker_names_each_default() -> None:

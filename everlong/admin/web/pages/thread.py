@@ -303,8 +303,8 @@ def explain(found: ThreadOverview) -> Explanation:
     if status is None:
         return Explanation(
             found.unavailable or "No worker runs this thread.",
-            "This page shows the state that the thread published last, and its journal up to its last "
-            "run. Start a worker for it to see its present state.",
+            "This page shows the state that the thread published last, and its journal up to the newest "
+            "entry that its history names. Start a worker for it to see its present state.",
             "bad",
         )
     return _explain_open(status)
