@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
 from temporalio.common import WorkerDeploymentVersion
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from everlong.agents import Agent
@@ -62,6 +65,7 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
             meter_provider=providers.meter_provider,
             runtime=core.runtime if core else None,
         )
+        await _check_namespace(client)
         worker = Worker(
             client,
             task_queue=settings.task_queue,
@@ -85,6 +89,19 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
     finally:
         # Flush spans and metrics now: `cli.app.run` exits without the interpreter's clean-up.
         await asyncio.to_thread(providers.shutdown)
+
+
+async def _check_namespace(client: Client) -> None:
+    """Raise if the namespace does not exist: a worker of SDK 1.33 would wait for it without an error."""
+    request = DescribeNamespaceRequest(namespace=client.namespace)
+    try:
+        await client.workflow_service.describe_namespace(request)
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            raise ServerUnreachable(
+                f"namespace {client.namespace!r} does not exist. Check TEMPORAL_NAMESPACE and the "
+                "server."
+            ) from error
 
 
 def _make_deployment(settings: Settings) -> WorkerDeploymentConfig | None:
