@@ -65,7 +65,6 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
             meter_provider=providers.meter_provider,
             runtime=core.runtime if core else None,
         )
-        await _check_namespace(client)
         worker = Worker(
             client,
             task_queue=settings.task_queue,
@@ -74,6 +73,7 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
             **settings.worker.to_arguments(),
         )
         try:
+            await _check_namespace(client)
             async with worker:
                 names = ", ".join(agent.name for agent in agents)
                 ready = f"{READY}: {names} on task queue {settings.task_queue}"
