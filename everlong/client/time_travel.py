@@ -234,18 +234,6 @@ async def open_archive(
     return archive
 
 
-async def read_journal(
-    client: Client,
-    packs: PackStore,
-    thread_id: str,
-    first_seq: int = 1,
-    last_seq: int | None = None,
-) -> list[Entry]:
-    """Return the entries of a range, or all; those that are not there are left out."""
-    past = await Timeline.open(client, packs, thread_id)
-    return await past.journal.read(past.status.head, max(1, first_seq), last_seq)
-
-
 async def read_messages(client: Client, packs: PackStore, thread_id: str) -> list[Message]:
     """Return a thread's whole conversation, long messages in full, read from its journal."""
     past = await Timeline.open(client, packs, thread_id)

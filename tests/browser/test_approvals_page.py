@@ -3,10 +3,10 @@
 import pytest
 from playwright.async_api import Page, expect
 
-from everlong.client.time_travel import read_journal
 from everlong.models import Kind
 from tests.support.dashboard import Stage, open_page, shoot
 from tests.support.page_checks import check_page
+from tests.support.threads import read_journal
 
 
 async def read_decisions(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:

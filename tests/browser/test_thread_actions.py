@@ -8,10 +8,10 @@ import pytest
 from playwright.async_api import Error, Locator, Page, Route, expect
 
 from everlong.client.status import read_status
-from everlong.client.time_travel import read_journal
 from everlong.models import Kind
 from tests.support.dashboard import Stage, shoot, wait_until
 from tests.support.page_checks import check_page
+from tests.support.threads import read_journal
 
 
 async def open_dialog(page: Page, thread_id: str, button: str) -> Locator:

@@ -27,7 +27,7 @@ from everlong.client.lookup import list_ended_runs
 from everlong.client.status import read_status
 from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import compare_states as diff_states
-from everlong.client.time_travel import read_journal, read_state
+from everlong.client.time_travel import read_state
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import ArchiveNotFound, ControlRefused, ThreadEnded, ThreadNotFound
@@ -37,7 +37,7 @@ from everlong.storage.pack_store import PackStore, thread_prefix
 from everlong.telemetry import Telemetry
 from tests.server.test_cli_threads import open_cli
 from tests.support.governed_agent import build_governed_agent
-from tests.support.threads import Threads, open_threads
+from tests.support.threads import Threads, open_threads, read_journal
 
 LONG = "long " * 20_000
 

@@ -16,7 +16,7 @@ from everlong.client.archives import archive, archive_due, list_archives, plan_a
 from everlong.client.fork import fork, revive
 from everlong.client.status import list_pending, read_status
 from everlong.client.thread import ThreadHandle
-from everlong.client.time_travel import Timeline, read_journal
+from everlong.client.time_travel import Timeline
 from everlong.client.wait import wait_for_status
 from everlong.doctor.checks import check_archives
 from everlong.embedded import TemporalServer
@@ -28,7 +28,7 @@ from tests.server.test_archive import forget, is_running, say
 from tests.server.test_time_travel import reset_to_first_answer
 from tests.support.governed_agent import build_governed_agent
 from tests.support.sample_payloads import flip_bit
-from tests.support.threads import Threads, open_threads
+from tests.support.threads import Threads, open_threads, read_journal
 
 
 @pytest.fixture

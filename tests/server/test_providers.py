@@ -9,7 +9,6 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from everlong import Agent, tool
 from everlong.agents.providers import ProviderModel
-from everlong.client.time_travel import read_journal
 from everlong.embedded import TemporalServer
 from everlong.models import thread_key
 from everlong.storage import BlobStore
@@ -18,7 +17,7 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 from tests.support import fake_provider
 from tests.support.fake_provider import ProviderServer, Response
-from tests.support.threads import Threads, open_threads
+from tests.support.threads import Threads, open_threads, read_journal
 
 SECRET = "sk-very-secret"
 

@@ -17,7 +17,6 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from everlong import EverlongPlugin
-from everlong.client.time_travel import read_journal
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import ManagedProcess, TemporalServer
@@ -33,6 +32,7 @@ from everlong.telemetry.spans import (
 )
 from tests.support.exporting_worker import READY
 from tests.support.otlp_receiver import ReceivedTelemetry, Span, grpc_receiver, http_receiver
+from tests.support.threads import read_journal
 
 RECEIVERS = {"http/protobuf": http_receiver, "grpc": grpc_receiver}
 

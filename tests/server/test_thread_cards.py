@@ -10,7 +10,6 @@ from temporalio.converter import JSONPlainPayloadConverter
 from everlong import Policy, ThreadStart
 from everlong.admin.series import load_series
 from everlong.client.status import read_status
-from everlong.client.time_travel import read_journal
 from everlong.client.updates import send, send_signal
 from everlong.embedded import TemporalServer
 from everlong.models import (
@@ -26,7 +25,7 @@ from everlong.models import (
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.scripted_agents import reading_agent
-from tests.support.threads import Threads, open_threads
+from tests.support.threads import Threads, open_threads, read_journal
 
 STEPS = 24
 

@@ -7,7 +7,7 @@ import pytest
 from everlong import Policy, limits
 from everlong.client.status import list_pending, read_status
 from everlong.client.thread import ThreadHandle
-from everlong.client.time_travel import read_journal, read_messages, read_state
+from everlong.client.time_travel import read_messages, read_state
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
@@ -23,7 +23,7 @@ from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.governed_agent import build_governed_agent
 from tests.support.scripted_agents import reading_agent
-from tests.support.threads import Threads, open_threads
+from tests.support.threads import Threads, open_threads, read_journal
 
 
 async def waiting_approval(threads: Threads, thread_id: str) -> Approval:

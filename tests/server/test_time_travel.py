@@ -12,7 +12,7 @@ from everlong import Policy
 from everlong.client.fork import fork as fork_thread
 from everlong.client.status import list_pending, read_status
 from everlong.client.thread import ThreadHandle
-from everlong.client.time_travel import ThreadView, read_journal, read_state
+from everlong.client.time_travel import ThreadView, read_state
 from everlong.client.time_travel import compare_states as diff_states
 from everlong.client.updates import send
 from everlong.client.wait import ask as ask_thread
@@ -23,7 +23,7 @@ from everlong.models import Entry, Kind, ThreadStatus, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore, thread_prefix
 from tests.support.governed_agent import build_governed_agent
-from tests.support.threads import Threads, open_threads
+from tests.support.threads import Threads, open_threads, read_journal
 
 BULK = "x" * 3000
 

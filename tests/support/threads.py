@@ -15,10 +15,11 @@ from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, ThreadStart
 from everlong.client.lookup import ThreadSize, measure_size
+from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import read_messages
 from everlong.client.updates import send as send_message
 from everlong.client.wait import wait_for_status
-from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
+from everlong.models import AGENT_WORKFLOW, Entry, Message, ThreadStatus
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 
@@ -96,3 +97,15 @@ async def open_threads(
     yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans, metrics)
     provider.shutdown()
     meter_provider.shutdown()
+
+
+async def read_journal(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    first_seq: int = 1,
+    last_seq: int | None = None,
+) -> list[Entry]:
+    """Return the entries of a range of a thread's journal; by default, all."""
+    handle = ThreadHandle(client, thread_id, packs=packs)
+    return [entry async for entry in handle.journal(first_seq, last_seq)]
