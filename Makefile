@@ -107,7 +107,7 @@ stored: $(READY) ## Write the golden files and stored histories again; only befo
 	$(BIN)/python -m tests.replay.generate --replace
 
 .PHONY: guarantees
-guarantees: $(READY) ## Generate docs/guarantee-tests.md from the markers of the tests
+guarantees: $(READY) ## Generate docs/reference/guarantee-tests.md from the markers of the tests
 	@$(BIN)/python -m tools.guarantees
 
 clean: ## Remove the virtual environment and the data of the demo and dev stack
@@ -195,5 +195,5 @@ soak: $(READY) ## Run 1,000 random threads with kills; SOAK="--count 50" for few
 	@$(BIN)/python -m tests.support.thread_soak $(SOAK)
 
 .PHONY: screenshots
-screenshots: $(READY) ## Take the pictures of the README and docs/dashboard.md again
+screenshots: $(READY) ## Take the pictures of the README and docs/how-to/dashboard.md again
 	EVERLONG_FULL_TESTS=1 EVERLONG_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/browser/test_screenshots.py

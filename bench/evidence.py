@@ -16,7 +16,7 @@ from bench.evidence_held_out import UNSEEN
 from bench.evidence_measure import KINDS, ROUNDS, Count, Survival, measure_survival
 
 TRANSCRIPTS: Final = 40
-_DOCUMENT: Final = Path(__file__).parents[1] / "docs/compaction.md"
+_DOCUMENT: Final = Path(__file__).parents[1] / "docs/how-to/compaction.md"
 _BEGIN: Final = "<!-- made by: make bench-compaction EVIDENCE=--write -->"
 _END: Final = "<!-- end -->"
 # Minimum share of each kind that must be kept, over all transcripts; the three kinds of refs together.
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.evidence", description=__doc__)
     parser.add_argument("--count", type=int, default=TRANSCRIPTS, help="transcripts")
     parser.add_argument(
-        "--write", action="store_true", help="put the table into docs/compaction.md"
+        "--write", action="store_true", help="put the table into docs/how-to/compaction.md"
     )
     asked = parser.parse_args(arguments)
     known = track(corpus(asked.count), "transcripts", total=asked.count, console=_out)

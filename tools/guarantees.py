@@ -1,4 +1,4 @@
-"""Generator of docs/guarantee-tests.md, the tests of each guarantee: `python -m tools.guarantees`.
+"""Generator of the list of tests of each guarantee: `python -m tools.guarantees`.
 
 A test names the guarantees that it shows by its marker, `@pytest.mark.guarantee(3)`. The marker stands
 on a test, on a class of tests, or on a whole module (`pytestmark`). Markers are read from the source:
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GUARANTEES = ROOT / "docs" / "guarantees.md"
-PAGE = ROOT / "docs" / "guarantee-tests.md"
+GUARANTEES = ROOT / "docs" / "concepts" / "guarantees.md"
+PAGE = ROOT / "docs" / "reference" / "guarantee-tests.md"
 MARKER = "guarantee"
 
 HEAD = """\
 # Tests of the guarantees
 
-The tests that show each of the [guarantees](guarantees.md), by their place below `tests/`. `make
-guarantees` generates this page from the markers of the tests (`@pytest.mark.guarantee(3)`).
+The tests that show each of the [guarantees](../concepts/guarantees.md), by their place below `tests/`.
+`make guarantees` generates this page from the markers of the tests (`@pytest.mark.guarantee(3)`).
 """
 
 

@@ -32,7 +32,7 @@ _SNAPSHOT: Final = "snapshot"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One entry. docs/archive.md describes the columns."""
+    """One entry. docs/how-to/archive.md describes the columns."""
 
     seq: int
     kind: str

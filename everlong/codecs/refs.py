@@ -1,4 +1,4 @@
-"""The ref that stands in history for an offloaded payload (docs/wire-format.md).
+"""The ref that stands in history for an offloaded payload (docs/reference/wire-format.md).
 
 A ref is self-contained: a reader needs the store, and the keys if it is sealed, but no context. Where
 keys are configured, a ref carries a tag, and a ref that was written without the key is refused.

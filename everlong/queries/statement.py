@@ -6,7 +6,7 @@ grammar cannot escape the sandbox.
 
 A function on the allowlist computes a value from its arguments. None of them reads a file, a setting, a
 catalog, a variable or the environment, has a side effect, or runs SQL from a text. A function that a
-later DuckDB adds is rejected until it is listed here. `docs/queries.md` has the same list.
+later DuckDB adds is rejected until it is listed here. `docs/how-to/query.md` has the same list.
 
 The module runs inside the sandbox process: a parse tree may be large and deep.
 """
@@ -153,7 +153,7 @@ FILL_SECONDS: Final = 120.0
 """Time to load the tables that a statement reads: 316 MB at most, which take 5 s on a quiet machine."""
 TOO_COMPLEX: Final = "the statement takes too much time or memory to parse; make it simpler"
 _ERROR_CHARS_MAX: Final = 300
-_DOCUMENTED: Final = "docs/queries.md lists what can be used"
+_DOCUMENTED: Final = "docs/how-to/query.md lists what can be used"
 _EXPRESSIONS: Final = frozenset(
     [
         "BETWEEN",
@@ -287,7 +287,8 @@ def _describe_refusal(other: str) -> str:
         return "only a SELECT can be run, also inside of one"
     if other == "SHOW_REF":
         return (
-            "SHOW, DESCRIBE and SUMMARIZE cannot be used in a query; docs/queries.md has the views"
+            "SHOW, DESCRIBE and SUMMARIZE cannot be used in a query; "
+            "docs/how-to/query.md has the views"
         )
     return f"{_format_kind(other)} cannot be used in a query; {_DOCUMENTED}"
 

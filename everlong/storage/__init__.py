@@ -21,7 +21,7 @@ def open_store(url: str) -> BlobStore:
     """Open the store at a URL, and check that it can be reached.
 
     `file:///absolute/dir`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or
-    `memory:` for a trial. docs/deploy.md lists the options of bucket URLs.
+    `memory:` for a trial. docs/how-to/deploy.md lists the options of bucket URLs.
     """
     try:
         parts = urlsplit(url)

@@ -121,7 +121,7 @@ def describe_setup_failure(place: BucketURL, error: Exception) -> ConfigError:
     """
     return ConfigError(
         f"the blob store {place} cannot be set up: an option of its URL or a variable of the "
-        f"environment is wrong or missing ({type(error).__name__}). docs/deploy.md lists them."
+        f"environment is wrong or missing ({type(error).__name__}). docs/how-to/deploy.md lists them."
     )
 
 

@@ -1,4 +1,4 @@
-"""Keys: seal stored bytes and refs, if a team configures them (docs/wire-format.md).
+"""Keys: seal stored bytes and refs, if a team configures them (docs/reference/wire-format.md).
 
 A team's key is never used directly. For each object a key is derived from it with a fresh salt (BLAKE2b
 with key, salt and purpose), so no two objects share a key, and nonces can be small counters. The first

@@ -1,4 +1,6 @@
-"""The object format: a header and a body, which may be compressed and sealed (docs/wire-format.md).
+"""The object format: a header and a body, which may be compressed and sealed.
+
+docs/reference/wire-format.md describes it byte by byte.
 
 An inline payload holds one object. Version 1 is plain, version 2 is sealed with a key, and version 3
 is a small plain object without a header.

@@ -1,4 +1,4 @@
-"""The pack format: one immutable object for one payload or body (docs/wire-format.md).
+"""The pack format: one immutable object for one payload or body (docs/reference/wire-format.md).
 
 A pack consists of a head and frames. The head's manifest lists the extents of the data: some are in the
 pack's own frames, the others in the frames of earlier packs of the same thread. A manifest may also name

@@ -1,4 +1,4 @@
-"""The segment format: a piece of a journal as the plaintext of a pack (docs/wire-format.md).
+"""The segment format: a piece of a journal as the plaintext of a pack (docs/reference/wire-format.md).
 
 Long bodies come first, one after another, then a newline, then the segment's JSON, in which an entry
 names the part of the plaintext that is its body. So a body has a fixed place in its pack, and a merge

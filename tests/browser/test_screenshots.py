@@ -1,4 +1,4 @@
-"""The pictures of the README and of docs/dashboard.md. `make screenshots` takes them again."""
+"""The pictures of the README and of docs/how-to/dashboard.md. `make screenshots` takes them again."""
 
 import dataclasses
 import time

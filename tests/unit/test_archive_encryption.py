@@ -18,7 +18,7 @@ from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2
 
-# As docs/archive.md has it: the key of one file, from the team's key and the manifest.
+# As docs/how-to/archive.md has it: the key of one file, from the team's key and the manifest.
 WITH_THE_KEY = """
 import base64, hashlib, json, sys
 import duckdb

@@ -168,4 +168,4 @@ def test_the_built_in_dictionary_has_the_digest_of_the_format() -> None:
     dictionary = (root / "everlong" / "storage" / "dictionary-1.bin").read_bytes()
     digest = hashlib.blake2b(dictionary, digest_size=32).hexdigest()
     assert len(dictionary) == 8 * limits.KIB
-    assert digest in (root / "docs" / "wire-format.md").read_text()
+    assert digest in (root / "docs" / "reference" / "wire-format.md").read_text()

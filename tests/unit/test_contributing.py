@@ -94,7 +94,7 @@ def index_definitions() -> set[str]:
 
 
 def test_the_guarantees_name_code_that_exists() -> None:
-    text = (ROOT / "docs" / "guarantees.md").read_text()
+    text = (ROOT / "docs" / "concepts" / "guarantees.md").read_text()
     paragraphs = re.findall(r"^\*\*\d+\. .+?(?=\n\n)", text, flags=re.MULTILINE | re.DOTALL)
     assert len(paragraphs) > 100
     named = [

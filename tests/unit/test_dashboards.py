@@ -23,7 +23,7 @@ from tests.support.prometheus_names import CORE, base_name, series_labels, serie
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-OPERATIONS = (ROOT / "docs/operations.md").read_text()
+OPERATIONS = (ROOT / "docs/how-to/operate.md").read_text()
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/everlong.json").read_text())
 
 # Metrics that no panel shows, each with the reason.
@@ -145,7 +145,7 @@ def test_every_alert_describes_its_problem_and_links_its_runbook() -> None:
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook"}
         # An anchor is the heading in small letters; ours have no spaces.
-        assert rule["annotations"]["runbook"] == f"docs/operations.md#{alert.lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/how-to/operate.md#{alert.lower()}"
         assert f"\n### {alert}\n" in OPERATIONS
     headings = re.findall(r"^### (Everlong\w+)$", OPERATIONS, flags=re.MULTILINE)
     assert headings == [rule["alert"] for rule in rules()]

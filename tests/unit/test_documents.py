@@ -97,7 +97,7 @@ def settings() -> set[str]:
 
 
 def test_every_setting_is_documented() -> None:
-    documented = (ROOT / "README.md").read_text() + (ROOT / "docs/deploy.md").read_text()
+    documented = (ROOT / "README.md").read_text() + (ROOT / "docs/how-to/deploy.md").read_text()
     assert settings() - set(re.findall(r"EVERLONG_[A-Z_]+", documented)) == set()
 
 

@@ -1,4 +1,4 @@
-"""Namespaces that share a store: each claim of docs/security.md about reads between them.
+"""Namespaces that share a store: each claim of docs/concepts/security.md about reads between them.
 
 A *team* here is a namespace. Each claim is shown with the codec that workers use.
 """

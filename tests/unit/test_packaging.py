@@ -51,7 +51,7 @@ def test_the_dev_extra_includes_every_other_extra() -> None:
 
 
 def test_every_extra_is_documented() -> None:
-    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `everlong\[(\w+)\]` \|", text, flags=re.MULTILINE)
     assert sorted(rows) == sorted(EXTRAS)
 

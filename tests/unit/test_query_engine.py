@@ -360,7 +360,7 @@ async def test_errors_show_no_paths(tmp_path: Path) -> None:
 
 
 def test_views_have_the_columns_that_are_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs/queries.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/how-to/query.md").read_text()
     for column in {*ENTRIES, *THREADS}:
         assert f"`{column}`" in text, column
     for named in LIBRARY:

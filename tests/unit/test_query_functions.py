@@ -198,7 +198,9 @@ def test_an_attack_is_refused_before_it_is_bound(attack: str) -> None:
 
 
 def test_a_refusal_names_the_function_and_the_list() -> None:
-    with pytest.raises(QueryRefused, match=r"'current_setting' cannot be used .* docs/queries.md"):
+    with pytest.raises(
+        QueryRefused, match=r"'current_setting' cannot be used .* docs/how-to/query.md"
+    ):
         check("select current_setting('threads')")
 
 
@@ -245,7 +247,7 @@ def test_listed_functions_and_tables_in_scope_run(tmp_path: Path, statement: str
 
 
 def test_the_list_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs/queries.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/how-to/query.md").read_text()
     words = set(re.findall(rf"[{string.ascii_lowercase}_0-9]+", text.lower()))
     groups = {**SCALAR_GROUPS, **AGGREGATE_GROUPS, **TABLE_GROUPS, **TYPE_GROUPS}
     for group, names in groups.items():

@@ -1,4 +1,4 @@
-"""The examples of docs/wire-format.md are what the code writes and reads."""
+"""The examples of docs/reference/wire-format.md are what the code writes and reads."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from everlong.storage.pack_store import pack_key
 from everlong.storage.packs import build_contents, build_pack
 from tests.support.sample_payloads import KEY_1, read_objects, workflow
 
-PAGE: Final = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "reference" / "wire-format.md").read_text()
 EXAMPLES: Final = PAGE[PAGE.index("\n## Example\n") :]
 THREAD: Final = thread_key("default", "ops-7")
 FIRST: Final = "na " * 500

@@ -89,7 +89,7 @@ class ErrorFields:
     """Type and message of an error."""
 
     type: str
-    """Name of the error, as in docs/admin.md."""
+    """Name of the error, as in docs/how-to/administer.md."""
     message: str
     """Problem, the object that has it, and the remedy."""
 
