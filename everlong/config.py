@@ -227,6 +227,16 @@ def drop_temporal_variables() -> dict[str, str]:
     return {**kept, "TEMPORAL_CONFIG_FILE": os.devnull}
 
 
+def build_server_environment() -> dict[str, str]:
+    """Return the environment for the embedded Temporal server.
+
+    The user's OpenTelemetry settings are for workers. The server would export its own traces by them,
+    and ends at an exporter that it does not know, such as `console`.
+    """
+    kept = drop_temporal_variables()
+    return {key: value for key, value in kept.items() if not key.startswith("OTEL_")}
+
+
 def build_embedded_environment(settings: Settings) -> dict[str, str]:
     """Return the environment for a child process that should load these settings."""
     return {

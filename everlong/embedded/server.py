@@ -15,7 +15,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from everlong.config import EMBEDDED_NAMESPACE, drop_temporal_variables
+from everlong.config import EMBEDDED_NAMESPACE, build_server_environment
 from everlong.embedded.process import ManagedProcess
 from everlong.errors import ConfigError, PortInUse, ProcessFailed, TemporalBinaryMissing
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
@@ -93,7 +93,7 @@ async def start_server(
         process = ManagedProcess(
             "Temporal server",
             arguments,
-            env=drop_temporal_variables(),
+            env=build_server_environment(),
             log=data_dir / "temporal.log",
         )
         server = TemporalServer(process, chosen, ui_chosen)

@@ -5,6 +5,7 @@ import pytest
 from everlong import limits
 from everlong.config import (
     build_embedded_environment,
+    build_server_environment,
     load_settings,
     point_to_embedded,
     require_deployment,
@@ -108,3 +109,16 @@ def test_the_embedded_stack_ignores_the_users_cluster(
     assert child.temporal["namespace"] == "default"
     assert not child.temporal.get("tls")
     assert child.store == settings.store == (tmp_path / "blobs").as_uri()
+
+
+def test_the_embedded_server_does_not_get_the_exporters_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server ends at `OTEL_TRACES_EXPORTER=console`, which the workers know."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "elsewhere:7233")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    environment = build_server_environment()
+    assert environment["HTTPS_PROXY"] == "http://proxy:3128"
+    assert not {key for key in environment if key.startswith("OTEL_")}
+    assert "TEMPORAL_ADDRESS" not in environment
