@@ -5,12 +5,21 @@ Workflow code never sees them; it knows an agent by name only.
 
 from everlong.agents.agent import RESERVED_NAMES, Agent
 from everlong.agents.model import Model, Reply
-from everlong.agents.tools import CallInfo, Tool, ToolOptions, current_call, set_current_call, tool
+from everlong.agents.tools import (
+    CallInfo,
+    FunctionTool,
+    Tool,
+    ToolOptions,
+    current_call,
+    set_current_call,
+    tool,
+)
 
 __all__ = [
     "RESERVED_NAMES",
     "Agent",
     "CallInfo",
+    "FunctionTool",
     "Model",
     "Reply",
     "Tool",

@@ -14,7 +14,18 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict, Unpack, get_type_hints, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_type_hints,
+    overload,
+)
 
 from pydantic import (
     BaseModel,
@@ -31,6 +42,10 @@ from pydantic_core import to_json
 from everlong import limits
 from everlong.errors import ConfigError
 from everlong.models import CallOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+# Covariant and unbound, so that type checkers infer a list of tools for `[search, restart]`.
+F_co = TypeVar("F_co", covariant=True)
 
 _LOG: Final = logging.getLogger(__name__)
 _NAME: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.CALL_NAME_CHARS_MAX}}}")
@@ -147,6 +162,32 @@ class Tool:
         return found.decode()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FunctionTool(Tool, Generic[F_co]):
+    """The result of `@tool`: a tool that is still callable as its function.
+
+    A direct call runs the function with the given arguments, as if it were not decorated: it asks for no
+    approval and validates no argument, and that of an async function returns a coroutine.
+    """
+
+    def __post_init__(self) -> None:
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            object.__setattr__(self, name, getattr(self.function, name, None))
+        object.__setattr__(self, "__wrapped__", self.function)  # For `inspect.signature`.
+
+    if TYPE_CHECKING:
+
+        @property
+        def __call__(self) -> F_co:
+            """The function."""
+
+    else:
+
+        def __call__(self, *args, **kwargs):
+            """Call the function."""
+            return self.function(*args, **kwargs)
+
+
 def check_result_size(size_bytes: int) -> None:
     """Raise `ResultTooLarge` for more bytes than a journal stores as one text."""
     if size_bytes > limits.TEXT_BYTES_MAX:
@@ -206,27 +247,29 @@ def set_current_call(call: CallInfo) -> Iterator[None]:
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> Tool: ...
+def tool(function: F, /) -> FunctionTool[F]: ...
 @overload
-def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(**options: Unpack[ToolOptions]) -> Callable[[F], FunctionTool[F]]: ...
 
 
 def tool(
-    function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
-) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    function: F | None = None, /, **options: Unpack[ToolOptions]
+) -> FunctionTool[F] | Callable[[F], FunctionTool[F]]:
     """Make a tool of a typed function, sync or async: `@tool`, or `@tool(needs_approval=True)`.
 
     The docstring's first paragraph describes the tool to the model, and its "Args:" section the
     parameters; the signature validates the model's arguments. The function returns text, bytes, None, or
     a value that pydantic can serialise. A call that raises is retried. See `ToolOptions`, and
     `current_call` for the context of a call.
+
+    The tool is still the function: your code and your tests call it as before, with its own types.
     """
     if function is None:
         return functools.partial(_make_tool, options=options)
     return _make_tool(function, options)
 
 
-def _make_tool(function: Callable[..., Any], options: ToolOptions) -> Tool:
+def _make_tool(function: F, options: ToolOptions) -> FunctionTool[F]:
     name = check_name(getattr(function, "__name__", ""), f"the function {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"tool {name!r} is a generator; return a list, or text")
@@ -238,7 +281,7 @@ def _make_tool(function: Callable[..., Any], options: ToolOptions) -> Tool:
     arguments = _build_arguments(name, function, documented)
     parameters = [field.alias or key for key, field in arguments.model_fields.items()]
     call_options = parse_options(name, dict(options), parameters)
-    made = Tool(
+    made: FunctionTool[F] = FunctionTool(
         name=name,
         description=description,
         arguments=arguments,

@@ -2,18 +2,20 @@ import asyncio
 import contextvars
 import dataclasses
 import datetime
+import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_type
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from everlong.agents import CallInfo, current_call, set_current_call, tool
+from everlong.agents import Agent, CallInfo, Reply, current_call, set_current_call, tool
 from everlong.errors import ConfigError
 from everlong.models import CallOptions
+from everlong.testing import ScriptedModel
 
 
 @tool
@@ -396,3 +398,30 @@ def test_there_is_no_current_call_outside_a_tool() -> None:
         pass
     with pytest.raises(ConfigError, match="outside a tool"):
         current_call()
+
+
+def test_a_tool_stays_callable_as_its_function() -> None:
+    assert restart("api", times=2) == "api 2"
+    assert_type(restart("api"), str)
+    assert getattr(restart, "__name__", "") == "restart"
+    assert list(inspect.signature(restart).parameters) == ["service", "times"]
+    assert str(inspect.getdoc(restart)).startswith("Restart a service,")
+
+
+async def test_an_async_tool_with_options_stays_awaitable() -> None:
+    @tool(needs_approval=True)
+    async def double(number: int) -> int:
+        """Double."""
+        return 2 * number
+
+    doubled = await double(number=21)
+    assert_type(doubled, int)
+    assert doubled == 42, "a direct call asks for no approval"
+
+
+def test_a_sub_agent_is_a_tool_but_no_function() -> None:
+    helper = Agent(
+        name="helper", model=ScriptedModel(lambda _: Reply(text="ok")), description="Helps."
+    )
+    [made] = Agent(name="lead", model=helper.model, tools=[helper]).callable_tools
+    assert not callable(made)
