@@ -168,10 +168,11 @@ def test_every_alert_has_a_firing_and_a_quiet_test() -> None:
     "arguments",
     [
         ["check", "config", "prometheus.yml"],
+        ["check", "config", "kubernetes/prometheus.yml"],
         ["check", "rules", "prometheus-rules.yml"],
         ["test", "rules", "prometheus-rules.test.yml"],
     ],
-    ids=lambda arguments: " ".join(arguments[:2]),
+    ids=" ".join,
 )
 def test_promtool_accepts_rules_and_tests(arguments: list[str]) -> None:
     command = [PROMTOOL or "", *arguments]
