@@ -49,7 +49,26 @@ afterwards. The retries of a team's own activities are the team's to configure.
 A message names the thing and the remedy. It never contains payload bytes or secrets.
 """
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+_QUOTED_CHARS_MAX: Final = 80
+
+
+def quote(text: str) -> str:
+    """Return a name that a user gave, quoted for a message: on one line, and not too long."""
+    cut = text if len(text) <= _QUOTED_CHARS_MAX else f"{text[:_QUOTED_CHARS_MAX]}…"
+    return "'" + "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut) + "'"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean X?` with the nearest known name; empty if none is near."""
+    # Imported here: only errors need it.
+    from difflib import get_close_matches
+
+    folded = {each.casefold(): each for each in reversed(list(known))}
+    found = get_close_matches(name.casefold(), folded, n=1, cutoff=0.65)
+    return f" Did you mean {folded[found[0]]}?" if found else ""
 
 
 class EverlongError(Exception):

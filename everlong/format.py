@@ -1,7 +1,8 @@
 """Formatting of sizes, counts and journal entries, the same on a terminal and on a page."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from everlong import limits
@@ -9,6 +10,25 @@ from everlong.models import Entry, Kind, Message
 
 _LINE_CHARS_MAX: Final = 160
 _BARS: Final = "▁▂▃▄▅▆▇█"
+_DAY: Final = 24 * 3600.0
+_NUMBER: Final = re.compile(r"(?P<number>\d[\d,]{0,20}(\.\d{1,6})?) ?(?P<unit>[A-Za-z]{0,7})")
+_SECONDS: Final = {
+    "": 1.0,
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), _DAY),
+}
+# As in the rest of Everlong, K, M and G are powers of 1024; KB, MB and GB are powers of 1000.
+_BYTES: Final = {
+    "": 1,
+    "b": 1,
+    **{
+        f"{letter}{suffix}": base**power
+        for power, letter in enumerate("kmgt", 1)
+        for suffix, base in (("", limits.KIB), ("ib", limits.KIB), ("b", 1000))
+    },
+}
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -26,6 +46,41 @@ def format_bytes(size_bytes: int) -> str:
 def format_count(count: int, noun: str) -> str:
     """Return a count with its noun: `1 run`, `2,000 runs`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def join_words(words: Iterable[str], last: str = "or") -> str:
+    """Return words as a list in a sentence: `keep, close or free`."""
+    listed = list(words)
+    if len(listed) < 2:
+        return "".join(listed)
+    return f"{', '.join(listed[:-1])} {last} {listed[-1]}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its largest whole unit: `5 min`, `90 s`, `7 days`."""
+    for unit, unit_seconds in (("day", _DAY), ("h", 3600.0), ("min", 60.0)):
+        count, rest = divmod(seconds, unit_seconds)
+        if count and not rest:
+            return format_count(int(count), unit) if unit == "day" else f"{int(count):,} {unit}"
+    return f"{seconds:,.12g} s"
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds from `90s`, `5m`, `6h`, `7d` or a number of seconds. Raises `ValueError`."""
+    found = _NUMBER.fullmatch(text.strip())
+    unit_seconds = _SECONDS.get(found["unit"].lower()) if found else None
+    if found is None or unit_seconds is None:
+        raise ValueError(f"'{text[:40]}' is not a duration. Write 90s, 5m, 6h or 7d")
+    return float(found["number"].replace(",", "")) * unit_seconds
+
+
+def parse_bytes(text: str) -> int:
+    """Return bytes from `512KiB`, `4MiB`, `1GiB` or a number of bytes. Raises `ValueError`."""
+    found = _NUMBER.fullmatch(text.strip())
+    unit_bytes = _BYTES.get(found["unit"].lower()) if found else None
+    if found is None or unit_bytes is None:
+        raise ValueError(f"'{text[:40]}' is not a size. Write 512KiB, 4MiB or 1GiB")
+    return int(float(found["number"].replace(",", "")) * unit_bytes)
 
 
 def format_spark(values: Sequence[int]) -> str:

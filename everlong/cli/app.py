@@ -1,13 +1,14 @@
 """Root of the `everlong` command: its commands by name, errors and exit codes.
 
-Every command raises errors of `everlong.errors`; `run` alone turns them into a message and an exit code.
-A command's module is imported when the command runs: all of them take over a second of CPU.
+Every command raises errors of `everlong.errors`; `execute` alone turns them into a message and an exit
+code. A command's module is imported when the command runs: all of them take over a second of CPU.
 """
 
 import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
@@ -15,100 +16,76 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 import everlong
-from everlong.console import err, out, sanitise
-from everlong.errors import EverlongError
+from everlong.cli.help import describe_param, format_rows
+from everlong.cli.usage import USAGE_ERROR, explain_usage
+from everlong.errors import ConfigError, EverlongError, quote, suggest
 
-COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "demo": (
-        "dev",
-        "Run an agent for 60 steps, kill its worker, resume it, and print the figures.",
-    ),
-    "dev": ("dev", "Start Temporal, a blob store and a worker on this machine, until Ctrl-C."),
-    "worker": ("dev", "Run agents on the configured Temporal server, until Ctrl-C."),
-    "serve": (
-        "dev",
-        "Serve the dashboard, its JSON API, and the codec endpoints of the Temporal UI and CLI.",
-    ),
-    "setup": (
-        "doctor",
-        "Add Everlong's search attributes to the namespace, so that threads can be listed.",
-    ),
-    "doctor": (
-        "doctor",
-        "Check the server, the store, the keys, the clocks and the workers, and suggest fixes.",
-    ),
-    "drain": (
-        "doctor",
-        "Count the runs with Everlong payloads, which cannot be read once the plugin is removed.",
-    ),
-    "threads": (
-        "threads",
-        "List threads: status, sizes, growth, approvals. It queries no thread, so none resumes.",
-    ),
-    "fleet": (
-        "threads",
-        "Show totals of all threads: bytes, growth, resumes, failure loops, store, last sweep.",
-    ),
-    "runs": (
-        "threads",
-        "List a thread's runs, newest first: events, bytes, and links to the Temporal UI.",
-    ),
-    "send": ("threads", "Send a message to a thread and print the answer."),
-    "show": (
-        "threads",
-        "Show a thread's status, counters and sizes, now or after an entry of its journal.",
-    ),
-    "journal": (
-        "threads",
-        "List the entries of a thread's journal. With --json, messages are complete.",
-    ),
-    "approvals": ("approvals", "List the tool calls that wait for approval."),
-    "approve": ("approvals", "Approve a tool call, so that it runs."),
-    "deny": (
-        "approvals",
-        "Deny a tool call. The model sees the denial and the reason, and continues without the result.",
-    ),
-    "limits": ("control", "Show the policy of a thread, or change it while the thread runs."),
-    "pause": (
-        "control",
-        "Pause a thread: it takes no more steps. The step under way finishes; messages are queued.",
-    ),
-    "unpause": (
-        "control",
-        "Let a paused thread continue. If a limit paused it, raise the limit first.",
-    ),
-    "compact": (
-        "control",
-        "Compact a thread's context at its next safe point. The journal keeps every entry.",
-    ),
-    "stop": (
-        "control",
-        "Stop a thread at its next safe point. It takes no more messages; its journal stays.",
-    ),
-    "diff": ("time_travel", "Show what changed in a thread from one entry to a later one."),
-    "fork": (
-        "time_travel",
-        "Start a new thread from another thread's state after an entry. The other thread is unchanged.",
-    ),
-    "archive": (
-        "archives",
-        "Write a thread's journal to one Parquet file, and verify it by reading it back.",
-    ),
-    "archives": ("archives", "List archives, the newest first."),
-    "revive": (
-        "archives",
-        "Start a new thread from an archive. It shares no packs with the archived thread.",
-    ),
-    "sweep": (
-        "sweep",
-        "Free stored objects that no retained history references. They go to quarantine first.",
-    ),
-    "query": ("query", "Query journals and archives in SQL. Read-only."),
+GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "START HERE": {
+        "demo": (
+            "dev",
+            "Run an agent for 60 steps, kill its worker, resume it, and print the figures.",
+        ),
+        "dev": ("dev", "Start Temporal, a blob store and a worker on this machine, until Ctrl-C."),
+    },
+    "RUN": {
+        "worker": ("dev", "Run agents on the configured Temporal server, until Ctrl-C."),
+        "serve": (
+            "dev",
+            "Serve the dashboard, its JSON API, and the Temporal UI's codec endpoints.",
+        ),
+        "setup": (
+            "doctor",
+            "Add Everlong's search attributes to the namespace.",
+        ),
+        "doctor": ("doctor", "Check the server, the store, the keys, the clocks and the workers."),
+        "drain": ("doctor", "Count the runs that need the plugin, before you remove it."),
+    },
+    "TALK AND LOOK": {
+        "send": ("thread", "Send a message to a thread and print the answer."),
+        "threads": ("threads", "List threads: status, sizes, growth, approvals."),
+        "show": ("thread", "Show a thread's status, counters and sizes, now or in the past."),
+        "journal": ("thread", "List the entries of a thread's journal."),
+        "runs": ("thread", "List a thread's runs: events, bytes, links to the Temporal UI."),
+        "fleet": ("fleet", "Show totals of all threads, and what needs attention."),
+        "query": ("query", "Query journals and archives in SQL; read-only."),
+    },
+    "CONTROL": {
+        "approvals": ("approvals", "List the tool calls that wait for approval."),
+        "approve": ("approvals", "Approve a tool call, so that it runs."),
+        "deny": ("approvals", "Deny a tool call; the model is told so, with the reason."),
+        "limits": ("control", "Show the limits of a thread, or change them while it runs."),
+        "pause": ("control", "Pause a thread: it takes no more steps until it is unpaused."),
+        "unpause": ("control", "Let a paused thread continue."),
+        "compact": ("control", "Compact a thread's context at its next safe point."),
+        "stop": ("control", "Stop a thread for ever, at its next safe point."),
+    },
+    "PAST AND STORAGE": {
+        "diff": ("time_travel", "Show what changed in a thread from one entry to a later one."),
+        "fork": ("time_travel", "Start a new thread from another thread's state after an entry."),
+        "archive": (
+            "archives",
+            "Write a thread's journal to one Parquet file, and verify it.",
+        ),
+        "archives": ("archives", "List archives, the newest first."),
+        "revive": ("archives", "Start a new thread from an archive."),
+        "sweep": ("sweep", "Free stored objects that no retained history needs."),
+    },
 }
-"""Module in `everlong.cli` and summary of each command, in the order of the help."""
+"""Module in `everlong.cli` and summary of each command, by group, in the order of the help."""
+COMMANDS: Final = {name: each for group in GROUPS.values() for name, each in group.items()}
 
-# Set in a context for help and shell completion: they need summaries only, so no module is imported.
+# Set in a context for shell completion: it needs summaries only, so no module is imported.
 _SUMMARIES_ONLY: Final = "everlong.summaries_only"
+_ABOUT: Final = "Long-running AI agents on Temporal whose state stays small."
+_EXAMPLES: Final = """EXAMPLES
+  everlong demo
+  everlong dev
+  everlong send hello-1 'Hello' --agent demo
+"""
+_MORE: Final = """Settings are environment variables: TEMPORAL_ADDRESS, EVERLONG_STORE and others.
+More about a command: everlong COMMAND --help
+"""
 
 
 class LazyGroup(TyperGroup):
@@ -121,9 +98,15 @@ class LazyGroup(TyperGroup):
         super().__init__(**{**arguments, "commands": summaries})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help, from the summaries."""
-        ctx.meta[_SUMMARIES_ONLY] = True
-        super().format_help(ctx, formatter)
+        """Write the help, from the summaries."""
+        lines = [_ABOUT, "", "USAGE", "  everlong COMMAND [ARGUMENTS] [OPTIONS]"]
+        for title, commands in GROUPS.items():
+            rows = [(name, summary) for name, (_, summary) in commands.items()]
+            lines += ["", title, *format_rows(rows)]
+        params: list[Any] = self.get_params(ctx)
+        options = [each for each in params if not each.hidden]
+        lines += ["", "OPTIONS", *format_rows(map(describe_param, options)), "", _EXAMPLES, _MORE]
+        formatter.write("\n".join(lines))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Complete the name of a command, from the summaries."""
@@ -139,6 +122,16 @@ class LazyGroup(TyperGroup):
             return super().get_command(ctx, cmd_name)
         return load_command(cmd_name)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is asked for; name the nearest one if there is none."""
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing and not name.startswith("-"):
+            raise ConfigError(
+                f"there is no command {quote(name)}.{suggest(name, COMMANDS)} List the commands: "
+                "everlong --help"
+            )
+        return super().resolve_command(ctx, args)
+
 
 def load_command(name: str) -> Any:
     """Import the module of a command, and return the command."""
@@ -150,42 +143,67 @@ def load_command(name: str) -> Any:
 
 app = typer.Typer(
     cls=LazyGroup,
-    help="Long-running AI agents on Temporal whose state stays small.",
-    no_args_is_help=True,
     add_completion=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="Begin with: everlong demo. Then: everlong dev, and in a second terminal everlong send.",
 )
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"everlong {everlong.__version__}")
+        print(f"everlong {everlong.__version__}")  # noqa: T201
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def main(
+    ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Run agents for months, and see how much state they use."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. Errors are printed: what happened, and what to do."""
+    try:
+        result = app(list(arguments), prog_name="everlong", standalone_mode=False)
+    except typer.Abort:
+        _print_error("the command was not confirmed; nothing was changed")
+        return 1
+    except EverlongError as error:
+        _print_error(str(error))
+        return error.exit_code
+    except Exception as error:
+        if not isinstance(error, USAGE_ERROR):
+            raise
+        _print_error(explain_usage(error, arguments))
+        return ConfigError.exit_code
+    return result if isinstance(result, int) else 0
 
 
 def run() -> NoReturn:
-    """Run the command and exit. An `EverlongError` becomes a message and its exit code."""
+    """Run the command of this process, and exit with its code."""
     try:
-        app()
-        code = 0
+        code = execute(sys.argv[1:])
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
-    except EverlongError as error:
-        err.print(f"error: {sanitise(str(error))}", markup=False, soft_wrap=True)
-        code = error.exit_code
     with contextlib.suppress(BrokenPipeError):  # The reader of our output has closed the pipe.
         sys.stdout.flush()
         sys.stderr.flush()
     # Everything is closed by now. Skip the interpreter's shutdown: the SDK's native threads have
     # crashed it, and tools that hang would block it.
     os._exit(code)
+
+
+def _print_error(text: str) -> None:
+    # Imported here: `--version` and `--help` print no error.
+    from everlong.console import err, sanitise
+
+    err.print(f"error: {sanitise(text)}", markup=False, soft_wrap=True)

@@ -1,12 +1,14 @@
 """Commands for approvals: list the pending tool calls, and decide on them."""
 
 import dataclasses
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from temporalio.client import Client
 
 from everlong.admin.approvals import list_approvals
+from everlong.cli.help import Commands
 from everlong.cli.options import (
     By,
     Json,
@@ -20,11 +22,21 @@ from everlong.cli.output import format_approval, format_arguments, print_json, p
 from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
-from everlong.models.thread_ids import show_id
+from everlong.errors import DecisionRefused, suggest
+from everlong.format import shorten_line
+from everlong.models import Approval
+from everlong.models.thread_ids import quote_id, show_id
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 
-ApprovalId = Annotated[str, typer.Argument(help="The approval's id, as `approvals` lists it.")]
+Verb: TypeAlias = Literal["approve", "deny"]
+ApprovalId = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="APPROVAL",
+        help="An id that `everlong approvals` lists; by default the only one that waits.",
+    ),
+]
 
 
 @commands.command()
@@ -34,8 +46,12 @@ def approvals(
 ) -> None:
     """List the tool calls that wait for approval.
 
-    With --json and a thread id, arguments are complete; across all threads they are cut at 32 KiB.
-    Examples: everlong approvals. For one thread: everlong approvals ops-7
+    With --json and a thread, arguments are complete; across all threads they are cut at 32 KiB.
+
+    Examples:
+        everlong approvals
+        everlong approvals ops-7 --json
+
     """
     settings = load_settings()
     if thread_id is None:
@@ -78,30 +94,75 @@ async def _list_all(client: Client, as_json: bool) -> None:
 
 
 @commands.command()
-def approve(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
+def approve(
+    thread_id: ThreadId, approval_id: ApprovalId = None, by: By = "", reason: Reason = ""
+) -> None:
     """Approve a tool call, so that it runs.
 
-    Example: everlong approve ops-7 12-1-5f0c --reason 'traffic is drained'
+    The id may be left out if one call of the thread waits.
+
+    Examples:
+        everlong approve ops-7 --reason 'traffic is drained'
+        everlong approve ops-7 12-1-5f0c
+
     """
-    _decide(thread_id, approval_id, True, by, reason)
+    _decide(thread_id, approval_id, "approve", by, reason)
 
 
 @commands.command()
-def deny(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
-    """Deny a tool call. The model sees the denial and the reason, and continues without the result.
+def deny(
+    thread_id: ThreadId, approval_id: ApprovalId = None, by: By = "", reason: Reason = ""
+) -> None:
+    """Deny a tool call; the model is told so, with the reason.
 
-    Example: everlong deny ops-7 12-1-5f0c --reason 'not during the sale'
+    The model continues without the result. The id may be left out if one call of the thread waits.
+
+    Examples:
+        everlong deny ops-7 --reason 'not during the sale'
+        everlong deny ops-7 12-1-5f0c
+
     """
-    _decide(thread_id, approval_id, False, by, reason)
+    _decide(thread_id, approval_id, "deny", by, reason)
 
 
-def _decide(thread_id: str, approval_id: str, approve: bool, by: str, reason: str) -> None:
+def _decide(thread_id: str, approval_id: str | None, verb: Verb, by: str, reason: str) -> None:
     name = resolve_name(by)
 
     async def work(client: Client) -> None:
         thread = ThreadHandle(client, thread_id)
-        await thread.decide(approval_id, approve=approve, by=name, reason=reason)
-        verdict = "approved" if approve else "denied"
-        print_lines([f"{approval_id} on thread {show_id(thread_id)} is {verdict}, by {name}"])
+        chosen = approval_id or choose_only(thread_id, await thread.approvals(), verb)
+        try:
+            await thread.decide(chosen, approve=verb == "approve", by=name, reason=reason)
+        except DecisionRefused as error:
+            waiting = await thread.approvals()
+            if chosen in [each.id for each in waiting]:
+                raise
+            hint = suggest(chosen, [each.id for each in waiting])
+            raise DecisionRefused(
+                f"{error}.{hint} See what waits: everlong approvals {quote_id(thread_id)}"
+            ) from error
+        verdict = "approved" if verb == "approve" else "denied"
+        print_lines([f"{chosen} on thread {show_id(thread_id)} is {verdict}, by {name}"])
 
     run_with_client(work)
+
+
+def choose_only(thread_id: str, waiting: Sequence[Approval], verb: Verb) -> str:
+    """Return the id of the only approval; raise `DecisionRefused` with the choices otherwise."""
+    if len(waiting) == 1:
+        return waiting[0].id
+    shown = show_id(thread_id)
+    if not waiting:
+        raise DecisionRefused(
+            f"no tool call of thread {shown} waits for approval. Look at the thread: everlong show "
+            f"{quote_id(thread_id)}"
+        )
+    # The call is not on the line of the command: a shell might run what an agent has written there.
+    choices = [
+        f"\n  {each.tool} {shorten_line(each.arguments)}"
+        f"\n    everlong {verb} {quote_id(thread_id)} {each.id}"
+        for each in waiting
+    ]
+    raise DecisionRefused(
+        f"{len(waiting)} tool calls of thread {shown} wait for approval. Name one:{''.join(choices)}"
+    )

@@ -12,9 +12,14 @@ from rich.status import Status
 from rich.table import Column, Table
 
 from everlong.admin.preview import describe_plan
+from everlong.cli.help import Commands
 from everlong.cli.options import (
+    Agent,
     By,
+    Cursor,
+    DryRun,
     Json,
+    NewThreadId,
     OptionalThreadId,
     Reason,
     ThreadId,
@@ -23,6 +28,7 @@ from everlong.cli.options import (
     resolve_name,
 )
 from everlong.cli.output import format_time, print_json, print_lines
+from everlong.cli.values import whole_number, word
 from everlong.client.archives import (
     ArchivePage,
     ArchiveResult,
@@ -39,7 +45,7 @@ from everlong.console import err, find_command, print_table, sanitise
 from everlong.format import format_bytes, format_count
 from everlong.models.thread_ids import quote_id, show_id
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 
 
 class Then(StrEnum):
@@ -48,6 +54,10 @@ class Then(StrEnum):
     keep = "keep"
     close = "close"
     free = "free"
+
+
+def _parse_then(value: object) -> Then:
+    return Then(word("--then", [each.value for each in Then])(value))
 
 
 _FINAL: Final = {
@@ -73,26 +83,35 @@ def archive(
     then: Annotated[
         Then,
         typer.Option(
+            metavar="keep|close|free",
+            parser=_parse_then,
             help="keep: the thread continues. close: it ends first. free: it ends, and its histories "
-            "are deleted, so that a sweep can free its packs."
+            "are deleted, so that a sweep can free its packs.",
         ),
     ] = Then.keep,
     export: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a plain Parquet file for other tools. The file must not exist yet."
+            metavar="FILE",
+            help="Also write a plain Parquet file for other tools. The file must not exist yet.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print what would happen; change nothing.")] = False,
+    dry_run: DryRun = False,
     by: By = "",
     reason: Reason = "",
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Write a thread's journal to one Parquet file, and verify it by reading it back.
+    """Write a thread's journal to one Parquet file, and verify it.
 
-    With --then close or free, it asks for confirmation at a terminal. Example: everlong archive ops-7
-    --then close --reason 'the incident is over'
+    The file is read back and compared with the journal.
+    With --then close or free, it asks for confirmation at a terminal.
+
+    Examples:
+        everlong archive ops-7 --dry-run
+        everlong archive ops-7 --then close --reason 'the incident is over'
+        everlong archive ops-7 --export ops-7.parquet
+
     """
     request = _ArchiveRequest(thread_id, then, resolve_name(by), reason, export, dry_run, as_json)
     if export is not None:
@@ -105,34 +124,49 @@ def archive(
 @commands.command()
 def archives(
     thread_id: OptionalThreadId = None,
-    before: Annotated[str, typer.Option(help="Only archives before this one, for paging.")] = "",
+    cursor: Cursor = "",
     as_json: Json = False,
 ) -> None:
     """List archives, the newest first.
 
-    Example: everlong archives ops-7
+    Examples:
+        everlong archives
+        everlong archives ops-7
+
     """
-    asyncio.run(_archives(load_settings(), thread_id, before, as_json))
+    asyncio.run(_archives(load_settings(), thread_id, cursor, as_json))
 
 
 @commands.command()
 def revive(
     thread_id: ThreadId,
-    new_id: Annotated[str, typer.Argument(help="The id of the new thread.")],
+    new_id: NewThreadId,
     archive_id: Annotated[
-        str | None, typer.Option("--archive", help="An id from `archives`; by default the newest.")
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="ARCHIVE",
+            help="An id that `everlong archives` lists; by default the newest.",
+        ),
     ] = None,
-    at: Annotated[int | None, typer.Option(min=1, help="Only up to this entry.")] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="Another agent, with its own policy; by default the same.")
+    at: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ENTRY", parser=whole_number("--at", 1), help="Only up to this entry."
+        ),
     ] = None,
+    agent: Agent = None,
     by: By = "",
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Start a new thread from an archive. It shares no packs with the archived thread.
+    """Start a new thread from an archive.
 
-    Example: everlong revive ops-7 ops-7-again --reason 'it is back'
+    It shares no packs with the archived thread.
+
+    Examples:
+        everlong revive ops-7 ops-7-again --reason 'it is back'
+
     """
     settings = load_settings()
 
@@ -261,7 +295,7 @@ async def _archives(settings: Settings, thread_id: str | None, before: str, as_j
     for line in page.unreadable:
         err.print(sanitise(line), markup=False, soft_wrap=True)
     if page.next:
-        err.print(f"older archives: --before {page.next}", markup=False)
+        err.print(f"older archives: --cursor {page.next}", markup=False)
 
 
 def _format_authors(by: str, freed_by: str) -> str:

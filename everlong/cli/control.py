@@ -9,6 +9,7 @@ import typer
 from temporalio.client import Client
 
 from everlong.admin.preview import Action, preview_action
+from everlong.cli.help import Commands
 from everlong.cli.options import (
     By,
     DryRun,
@@ -29,7 +30,7 @@ from everlong.format import format_setting
 from everlong.models.thread_ids import show_id
 from everlong.policy import Policy
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 
 
 class _Signal(Protocol):
@@ -48,9 +49,11 @@ def limits(
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Show the policy of a thread, or change it while the thread runs.
+    """Show the limits of a thread, or change them while it runs.
 
-    Example: everlong limits ops-7 steps_max=500 cost_usd_max=20 on_limit=stop
+    Examples:
+        everlong limits ops-7 steps_max=500 cost_usd_max=20 on_limit=stop
+
     """
     wanted = parse_changes(changes or [])
 
@@ -69,27 +72,41 @@ def limits(
 
 @commands.command()
 def pause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
-    """Pause a thread: it takes no more steps. The step under way finishes; messages are queued.
+    """Pause a thread: it takes no more steps until it is unpaused.
 
-    Example: everlong pause ops-7 --reason 'wrong cluster'
+    The step under way finishes. Messages are queued.
+
+    Examples:
+        everlong pause ops-7 --reason 'wrong cluster'
+
     """
     _signal(ThreadHandle.pause, thread_id, by, reason, "takes no more steps")
 
 
 @commands.command()
 def unpause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
-    """Let a paused thread continue. If a limit paused it, raise the limit first.
+    """Let a paused thread continue.
 
-    Example: everlong limits ops-7 steps_max=500 && everlong unpause ops-7
+    If a limit paused it, raise the limit first: it would pause the thread again.
+
+    Examples:
+        everlong unpause ops-7
+        everlong limits ops-7 steps_max=500 && everlong unpause ops-7
+
     """
     _signal(ThreadHandle.unpause, thread_id, by, reason, "continues")
 
 
 @commands.command()
 def compact(thread_id: ThreadId, by: By = "", reason: Reason = "", dry_run: DryRun = False) -> None:
-    """Compact a thread's context at its next safe point. The journal keeps every entry.
+    """Compact a thread's context at its next safe point.
 
-    Example: everlong compact ops-7 --dry-run
+    The model then reads less. The journal keeps every entry.
+
+    Examples:
+        everlong compact ops-7 --dry-run
+        everlong compact ops-7
+
     """
     if dry_run:
         _preview(thread_id, "compact")
@@ -105,9 +122,15 @@ def stop(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Stop a thread at its next safe point. It takes no more messages; its journal stays.
+    """Stop a thread for ever, at its next safe point.
 
-    At a terminal it asks for confirmation. Example: everlong stop ops-7 --reason 'done'
+    It takes no more messages, and its id is not used again; its journal stays. At a terminal it asks
+    for confirmation.
+
+    Examples:
+        everlong stop ops-7 --dry-run
+        everlong stop ops-7 --reason 'done'
+
     """
     if dry_run:
         _preview(thread_id, "stop")

@@ -12,7 +12,9 @@ import typer
 from temporalio.client import Client
 
 from everlong import limits, worker_options
+from everlong.cli.help import Commands
 from everlong.cli.sweep import choose_index_dir, read_retention
+from everlong.cli.values import whole_number
 from everlong.config import (
     Settings,
     drop_temporal_variables,
@@ -33,21 +35,33 @@ from everlong.models import SweepOptions
 from everlong.storage.pack_store import ByteBudget
 from everlong.worker import load_agent, run_worker
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 
 Port = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="Port for Temporal; 7233, or a free one.")
+    int | None,
+    typer.Option(
+        metavar="PORT",
+        parser=whole_number("--port", 1, 65535),
+        help="Port for Temporal; 7233, or a free one.",
+    ),
 ]
 UiPort = Annotated[
     int | None,
-    typer.Option(min=1, max=65535, help="Port for the Temporal UI; 8233, or a free one."),
+    typer.Option(
+        metavar="PORT",
+        parser=whole_number("--ui-port", 1, 65535),
+        help="Port for the Temporal UI; 8233, or a free one.",
+    ),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Directory for all data.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIRECTORY", help="Directory for all data."),
+]
 
 
-def _make_worker_option(allowed: worker_options.Range, text: str) -> Any:
+def _make_worker_option(allowed: worker_options.Range, text: str, metavar: str = "N") -> Any:
     """Return an option of `everlong worker` with its bounds."""
-    return typer.Option(min=allowed.least, max=allowed.most, help=text)
+    return typer.Option(min=allowed.least, max=allowed.most, metavar=metavar, help=text)
 
 
 @commands.command()
@@ -55,6 +69,10 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
     """Run an agent for 60 steps, kill its worker, resume it, and print the figures.
 
     Needs no API key and no network. It checks every figure, and exits with 0 only if all hold.
+
+    Examples:
+        everlong demo
+
     """
     settings = _load_embedded_settings(data_dir or Path(".everlong/demo"))
     if _run_until_signal(run_demo(settings, port=port, ui_port=ui_port)):
@@ -65,7 +83,7 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
 def dev(
     agents: Annotated[
         list[str] | None,
-        typer.Argument(help="Agents to run, as module:agent. Default: the demo's agent."),
+        typer.Argument(metavar="MODULE:AGENT", help="Agents to run; by default the demo's agent."),
     ] = None,
     port: Port = None,
     ui_port: UiPort = None,
@@ -75,6 +93,11 @@ def dev(
 
     All data, blobs included, stays in the data directory, and the next start uses it again.
     EVERLONG_STORE is ignored.
+
+    Examples:
+        everlong dev
+        everlong dev app:ops --data-dir ./data
+
     """
     settings = _load_embedded_settings(data_dir)
     if _run_until_signal(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
@@ -83,16 +106,18 @@ def dev(
 
 @commands.command()
 def worker(
-    agents: Annotated[list[str], typer.Argument(help="Agents to run, as module:agent.")],
+    agents: Annotated[list[str], typer.Argument(metavar="MODULE:AGENT", help="Agents to run.")],
     deployment: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="Worker deployment, for worker versioning; or EVERLONG_DEPLOYMENT. It gets no "
-            "threads until one of its versions is current."
+            "threads until one of its versions is current.",
         ),
     ] = "",
     build_id: Annotated[
-        str, typer.Option(help="Version within the deployment; or EVERLONG_BUILD_ID.")
+        str,
+        typer.Option(metavar="ID", help="Version within the deployment; or EVERLONG_BUILD_ID."),
     ] = "",
     workflow_tasks: Annotated[
         int | None,
@@ -127,6 +152,7 @@ def worker(
             "Seconds that a task waits for the worker that has its thread in memory, before any worker "
             "may take it. Shorter: threads of a killed worker resume sooner. Longer: fewer replays "
             f"while workers are busy. Default: {limits.STICKY_SECONDS:g}.",
+            "SECONDS",
         ),
     ] = None,
     workflow_pollers: Annotated[
@@ -149,6 +175,7 @@ def worker(
     identity: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="The worker's name in histories, lists of pollers and everlong doctor. Must be unique. "
             "Default: process id and host.",
         ),
@@ -159,6 +186,10 @@ def worker(
     It reads TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE, OTEL_TRACES_EXPORTER and
     OTEL_METRICS_EXPORTER. Each option has a variable, as EVERLONG_WORKFLOW_TASKS for --workflow-tasks;
     the option wins.
+
+    Examples:
+        everlong worker app:ops app:support
+
     """
     settings = load_settings()
     given = {
@@ -181,20 +212,29 @@ def worker(
 
 @commands.command()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8234,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT", parser=whole_number("--port", 1, 65535), help="Port to listen on."
+        ),
+    ] = 8234,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="The Temporal UI's origin, as in http://127.0.0.1:8233. Repeatable."),
+        typer.Option(metavar="URL", help="The Temporal UI's origin, as in http://127.0.0.1:8233."),
     ] = None,
     temporal_ui: Annotated[
-        str, typer.Option(help="URL of the Temporal UI, for links; or EVERLONG_TEMPORAL_UI.")
+        str,
+        typer.Option(
+            metavar="URL", help="URL of the Temporal UI, for links; or EVERLONG_TEMPORAL_UI."
+        ),
     ] = "",
     allow_anonymous: Annotated[
         bool,
         typer.Option(
+            "--allow-anonymous",
             help="Listen beyond loopback without a token. Only requests with the host localhost "
-            "or 127.0.0.1 are then answered."
+            "or 127.0.0.1 are then answered.",
         ),
     ] = False,
     codec: Annotated[
@@ -207,10 +247,14 @@ def serve(
         ),
     ] = "",
 ) -> None:
-    """Serve the dashboard, its JSON API, and the codec endpoints of the Temporal UI and CLI.
+    """Serve the dashboard, its JSON API, and the Temporal UI's codec endpoints.
 
-    Open http://127.0.0.1:8234. Or: temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w
-    THREAD
+    Open http://127.0.0.1:8234. The Temporal CLI can use the codec endpoints too.
+
+    Examples:
+        everlong serve
+        temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w ops-7
+
     """
     # Imported here: other commands should not wait for a web server's imports.
     from everlong.admin.fleet import refresh_gauges

@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 from temporalio.client import Client
 
+from everlong.cli.help import Commands
 from everlong.cli.options import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.client.search_attributes import set_up
@@ -23,7 +24,7 @@ from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 
 # A reachable server accepts the connection within a second; one behind a firewall never answers.
 _CONNECT_SECONDS_MAX: Final = 10.0
@@ -33,18 +34,28 @@ _COLOURS: Final = {"ok": "green", "skipped": "dim", "warning": "yellow", "failed
 
 @commands.command()
 def setup(as_json: Json = False) -> None:
-    """Add Everlong's search attributes to the namespace, so that threads can be listed.
+    """Add Everlong's search attributes to the namespace.
 
-    Existing ones are kept. Requires administrator rights on the server. Example: everlong setup
+    With them, threads can be listed by status and agent. Existing ones are kept. It needs administrator
+    rights on the server.
+
+    Examples:
+        everlong setup
+
     """
     asyncio.run(_setup(load_settings(), as_json))
 
 
 @commands.command()
 def doctor(as_json: Json = False) -> None:
-    """Check the server, the store, the keys, the clocks and the workers, and suggest fixes.
+    """Check the server, the store, the keys, the clocks and the workers.
 
-    Exits with 1 if a check failed. It deletes what it writes. Example: everlong doctor --json
+    Each problem is printed with a fix. Exits with 1 if a check failed. It deletes what it writes.
+
+    Examples:
+        everlong doctor
+        everlong doctor --json
+
     """
     findings = asyncio.run(_doctor(load_settings(), as_json))
     if any(each.status == "failed" for each in findings):
@@ -137,17 +148,25 @@ def _make_unreachable_error(settings: Settings) -> ServerUnreachable:
 @commands.command()
 def drain(
     query: Annotated[
-        str, typer.Option(help="A visibility query, as in WorkflowType = 'Loop'; skips schedules.")
+        str,
+        typer.Option(
+            metavar="QUERY", help="Only these runs, by a visibility query; it skips schedules."
+        ),
     ] = "",
     only_open: Annotated[
         bool, typer.Option("--open", help="Only open runs; there may be many closed ones.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the runs with Everlong payloads, which cannot be read once the plugin is removed.
+    """Count the runs that need the plugin, before you remove it.
 
-    It reads histories and changes nothing. Exits with 0 if no open run and no schedule has any, and with
-    13 otherwise. Example: everlong drain --json
+    These are runs with Everlong payloads, which nothing else can read. It reads histories and changes
+    nothing. Exits with 0 if no open run and no schedule has any, and with 13 otherwise.
+
+    Examples:
+        everlong drain
+        everlong drain --open --query "WorkflowType = 'Loop'"
+
     """
     report = asyncio.run(_drain(load_settings(), query, only_open, as_json))
     if not report.is_drained:

@@ -4,16 +4,15 @@ import asyncio
 import getpass
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from temporalio.client import Client
 
-from everlong.client.visibility import read_rows
-from everlong.config import load_settings
-from everlong.connection import connect
 from everlong.errors import ConfigError
 from everlong.models.thread_ids import check_id, is_new_id
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
 
 # Shell completion offers ids of the newest threads only, since the shell blocks until it returns.
 _COMPLETE_ROWS: Final = 500
@@ -29,6 +28,11 @@ def complete_thread_id(incomplete: str) -> list[str]:
 
 
 async def _list_ids(incomplete: str) -> list[str]:
+    # Imported here, like all of the client: the help and wrong options need none of it.
+    from everlong.client.visibility import read_rows
+    from everlong.config import load_settings
+    from everlong.connection import connect
+
     async with asyncio.timeout(_COMPLETE_SECONDS_MAX):
         client = await connect(load_settings())
         page = await read_rows(client, size=_COMPLETE_ROWS)
@@ -47,6 +51,7 @@ def _check_thread_id(thread_id: str | None) -> str | None:
 ThreadId = Annotated[
     str,
     typer.Argument(
+        metavar="THREAD",
         help="The thread's id, which is its workflow id.",
         autocompletion=complete_thread_id,
         callback=_check_thread_id,
@@ -54,11 +59,28 @@ ThreadId = Annotated[
 ]
 OptionalThreadId = Annotated[
     str | None,
-    typer.Argument(help="Only this thread; all threads by default.", callback=_check_thread_id),
+    typer.Argument(
+        metavar="THREAD",
+        help="Only this thread; all threads by default.",
+        autocompletion=complete_thread_id,
+        callback=_check_thread_id,
+    ),
+]
+NewThreadId = Annotated[str, typer.Argument(metavar="NEW_THREAD", help="The id of the new thread.")]
+Agent = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Another agent, with its own policy; by default the same."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-By = Annotated[str, typer.Option(help="Your name, for the journal; by default your user name.")]
-Reason = Annotated[str, typer.Option(help="Your reason, for the journal.")]
+By = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Your name, for the journal; by default your user name."),
+]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Your reason, for the journal.")]
+Cursor = Annotated[
+    str,
+    typer.Option(metavar="CURSOR", help="Continue where the previous page ended, which names it."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would happen; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
@@ -80,8 +102,10 @@ def confirm(what: str, *, yes: bool) -> None:
     typer.confirm(f"{what} Continue?", abort=True)
 
 
-def run_with_client(work: Callable[[Client], Awaitable[None]]) -> None:
+def run_with_client(work: "Callable[[Client], Awaitable[None]]") -> None:
     """Connect to the configured server, and run `work` with the client."""
+    from everlong.config import load_settings
+    from everlong.connection import connect
 
     async def connect_and_work() -> None:
         await work(await connect(load_settings()))

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from everlong.cli.help import Commands
 from everlong.cli.options import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
@@ -24,7 +25,7 @@ from everlong.queries import LIBRARY
 from everlong.queries.engine import QueryResult, run_query
 from everlong.queries.views import find_named_query
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 # First characters that make a spreadsheet read a cell as a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
@@ -38,20 +39,31 @@ def _check_thread_ids(threads: list[str] | None) -> list[str]:
 @commands.command()
 def query(
     sql: Annotated[
-        str | None, typer.Argument(help="One SELECT over entries, threads and resumes.")
+        str | None,
+        typer.Argument(metavar="SQL", help="One SELECT over entries, threads and resumes."),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Run a library query by name.")] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Run a query of the library.")
+    ] = None,
     thread: Annotated[
         list[str] | None,
-        typer.Option(help="Only this thread; repeatable.", callback=_check_thread_ids),
+        typer.Option(metavar="THREAD", help="Only this thread.", callback=_check_thread_ids),
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List the library.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List the queries of the library.")
+    ] = False,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Query journals and archives in SQL. Read-only.
+    """Query journals and archives in SQL; read-only.
 
-    Example: everlong query "select tool, count(*) from entries group by tool" --thread ops-7
+    Tables are entries, threads and resumes.
+
+    Examples:
+        everlong query "select tool, count(*) from entries group by tool" --thread ops-7
+        everlong query --list
+        everlong query --run tools --csv > tools.csv
+
     """
     if show_list:
         if as_json:

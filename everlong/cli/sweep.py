@@ -9,8 +9,10 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
-from everlong.cli.options import By, Json, Reason, resolve_name
+from everlong.cli.help import Commands
+from everlong.cli.options import By, DryRun, Json, Reason, resolve_name
 from everlong.cli.output import format_time, print_json, print_lines
+from everlong.cli.values import word
 from everlong.client.sweeps import (
     list_quarantined,
     restore_quarantined,
@@ -27,7 +29,7 @@ from everlong.models import SweepOptions, SweepReport, Tally
 from everlong.models.thread_ids import show_id
 from everlong.policy import Retention, parse_retention, parse_seconds
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 # The bounds of `SweepOptions`.
 _NAME_CHARS_MAX: Final = 64
 _REASON_CHARS_MAX: Final = 300
@@ -36,16 +38,23 @@ _REASON_CHARS_MAX: Final = 300
 @commands.command()
 def sweep(
     keys: Annotated[
-        list[str] | None, typer.Argument(help="With --quarantine restore: the keys to restore.")
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="With --quarantine restore: the keys to restore."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be freed; change nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     every: Annotated[
-        str, typer.Option(help="Schedule sweeps on workers, as in 6h; `off` removes the schedule.")
+        str,
+        typer.Option(
+            metavar="DURATION", help="Schedule sweeps on workers, as in 6h; off ends the schedule."
+        ),
     ] = "",
     retention: Annotated[
-        str, typer.Option(help="As in payload=1d,journal=1d,archive=never,quarantine=7d.")
+        str,
+        typer.Option(
+            metavar="CLASS=DURATION,...",
+            help="How long unneeded objects are kept: payload=1d,journal=1d,archive=never,quarantine=7d "
+            "is the default. Or EVERLONG_RETENTION.",
+        ),
     ] = "",
     whole_store: Annotated[
         bool,
@@ -54,19 +63,31 @@ def sweep(
         ),
     ] = False,
     encoding: Annotated[
-        list[str] | None, typer.Option(help="A plain-text encoding of your own payload converter.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A plain-text encoding of your own payload converter."),
     ] = None,
     quarantine: Annotated[
-        str, typer.Option(help="list: show the quarantine. restore: put KEYS back.")
+        str,
+        typer.Option(
+            metavar="list|restore",
+            parser=word("--quarantine", ("list", "restore")),
+            help="list: show the quarantine. restore: put each KEY back.",
+        ),
     ] = "",
     by: By = "",
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Free stored objects that no retained history references. They go to quarantine first.
+    """Free stored objects that no retained history needs.
 
-    Exits with 12 if something could not be read: then nothing is permanently deleted.
-    Example: everlong sweep --dry-run
+    They go to quarantine first, and are deleted days later. Exits with 12 if something could not be
+    read: then nothing is permanently deleted.
+
+    Examples:
+        everlong sweep --dry-run
+        everlong sweep --every 6h --retention payload=1d,quarantine=14d
+        everlong sweep --quarantine list
+
     """
     given = {"--dry-run": dry_run, "--every": every, "--retention": retention}
     given |= {"--whole-store": whole_store, "--encoding": encoding}

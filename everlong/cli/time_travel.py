@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from everlong.cli.options import By, Json, ThreadId, resolve_name
+from everlong.cli.help import Commands
+from everlong.cli.options import Agent, By, Json, NewThreadId, ThreadId, resolve_name
 from everlong.cli.output import (
     format_approval,
     format_fact,
@@ -14,6 +15,7 @@ from everlong.cli.output import (
     print_json,
     print_lines,
 )
+from everlong.cli.values import whole_number
 from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import ThreadDiff
 from everlong.config import Settings, load_settings
@@ -23,16 +25,27 @@ from everlong.format import format_bytes, shorten_line, summarise_message, summa
 from everlong.models import Kind
 from everlong.models.thread_ids import quote_id, show_id
 
-commands = typer.Typer(add_completion=False)
+commands = Commands()
 
-Seq = Annotated[int, typer.Argument(min=1, help="An entry's number, as `journal` lists it.")]
+
+def _make_seq_argument(name: str, text: str) -> Any:
+    return typer.Argument(metavar=name, parser=whole_number(name, 1), help=text)
+
+
+Seq = Annotated[
+    int, _make_seq_argument("ENTRY", "An entry's number, as `everlong journal` lists it.")
+]
+FirstSeq = Annotated[int, _make_seq_argument("FIRST", "The number of the earlier entry.")]
+LastSeq = Annotated[int, _make_seq_argument("LAST", "The number of the later entry.")]
 
 
 @commands.command()
-def diff(thread_id: ThreadId, first: Seq, last: Seq, as_json: Json = False) -> None:
+def diff(thread_id: ThreadId, first: FirstSeq, last: LastSeq, as_json: Json = False) -> None:
     """Show what changed in a thread from one entry to a later one.
 
-    Example: everlong diff ops-7 100 140
+    Examples:
+        everlong diff ops-7 100 140
+
     """
     asyncio.run(_diff(load_settings(), thread_id, first, last, as_json))
 
@@ -41,18 +54,19 @@ def diff(thread_id: ThreadId, first: Seq, last: Seq, as_json: Json = False) -> N
 def fork(
     thread_id: ThreadId,
     seq: Seq,
-    new_id: Annotated[str, typer.Argument(help="The id of the new thread.")],
-    agent: Annotated[
-        str | None, typer.Option(help="Another agent, with its own policy; by default the same.")
-    ] = None,
+    new_id: NewThreadId,
+    agent: Agent = None,
     by: By = "",
     as_json: Json = False,
 ) -> None:
-    """Start a new thread from another thread's state after an entry. The other thread is unchanged.
+    """Start a new thread from another thread's state after an entry.
 
-    Counters start at zero, so a thread that a limit has ended can be continued as a fork.
+    The other thread is unchanged. Counters start at zero, so a thread that a limit has ended can be
+    continued as a fork.
 
-    Example: everlong fork ops-7 120 ops-7-retry
+    Examples:
+        everlong fork ops-7 120 ops-7-retry
+
     """
     asyncio.run(_fork(load_settings(), thread_id, seq, new_id, agent, resolve_name(by), as_json))
 

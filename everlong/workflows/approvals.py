@@ -78,8 +78,8 @@ def explain_refusal(state: ThreadState, decide: Decide, time_ms: int, key: str =
             return ""
         if any(each.split()[0] == decide.id for each in state.decided):
             return f"approval {decide.id!r} has been decided already; the journal says by whom"
-        ids = [each.id for each in list_pending(state)]
-        return f"there is no approval {decide.id!r}; the pending ones are {ids}"
+        ids = ", ".join(each.id for each in list_pending(state)) or "none"
+        return f"there is no approval {decide.id!r}; waiting: {ids}"
     if not decide.by.strip() or decide.by == DEADLINE:
         return f"`by` must be the name of the approver, not {decide.by!r}"
     if approval.approvers and decide.by not in approval.approvers:

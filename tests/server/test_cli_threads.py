@@ -111,8 +111,8 @@ async def test_the_cli_sends_messages_and_shows_the_thread(
 async def test_the_cli_prints_a_journal_while_reading_it(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everlong.cli.threads._WHOLE_ENTRIES", 2)
-    monkeypatch.setattr("everlong.cli.threads.SCAN_ENTRIES", 2)
+    monkeypatch.setattr("everlong.cli.thread._WHOLE_ENTRIES", 2)
+    monkeypatch.setattr("everlong.cli.thread.SCAN_ENTRIES", 2)
     async with open_cli(server, tmp_path) as cli:
         for text in ("one", "two", "three"):
             await cli("send", thread_id, text, "--agent", "ops")
@@ -176,8 +176,8 @@ async def test_the_cli_approves_and_denies(
         assert await cli("approvals", thread_id) == "no tool call waits for approval\n"
         assert f"{name} approved by ann: drained" in await cli("journal", thread_id)
         await cli("send", thread_id, "restart db", "--no-wait")
-        denied = await pending_id(cli, thread_id)
-        await cli("deny", thread_id, denied, "--by", "bob", "--reason", "not now")
+        await pending_id(cli, thread_id)
+        await cli("deny", thread_id, "--by", "bob", "--reason", "not now")
         await cli.threads.wait_for_answers(thread_id, 2)
         assert "denied by bob: not now" in await cli("journal", thread_id)
 
@@ -270,7 +270,9 @@ async def test_runs_are_paged_from_the_newest_to_the_first(
         page = await cli.json("runs", thread_id, "--limit", "1")
         while page["next_run_id"] and len(seen) < 10:
             seen += [each["run_id"] for each in page["runs"]]
-            page = await cli.json("runs", thread_id, "--limit", "1", "--from", page["next_run_id"])
+            page = await cli.json(
+                "runs", thread_id, "--limit", "1", "--cursor", page["next_run_id"]
+            )
         seen += [each["run_id"] for each in page["runs"]]
     assert len(seen) >= 3
     assert seen == [each["run_id"] for each in every["runs"]]

@@ -200,7 +200,7 @@ async def wait_for_approval(life: TracedThread) -> str:
     while time.monotonic() < deadline:
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await handle.execute_update(DECIDE_UPDATE, Decide(id="none", approve=True, by="ada"))
-        if found := re.search(r"the pending ones are \['(.+)'\]", str(refused.value.cause)):
+        if found := re.search(r"waiting: (\S+)", str(refused.value.cause)):
             return found[1]
         await asyncio.sleep(0.05)
     raise AssertionError("no approval waits")

@@ -77,7 +77,7 @@ def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
     ("decide", "reason"),
     [
         (decision(1), ""),
-        (decision(9), "there is no approval '4-9'; the pending ones are ['4-1']"),
+        (decision(9), "there is no approval '4-9'; waiting: 4-1"),
         (decision(2), "has been decided already"),
         (decision(1, by=""), "`by` must be the name of the approver"),
         (decision(1, by=" \t"), "`by` must be the name of the approver"),

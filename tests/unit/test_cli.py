@@ -1,23 +1,27 @@
 """A user's mistake is a message with a remedy and an exit code, never a stack trace."""
 
 import os
-import re
+import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from everlong.cli import app
-from everlong.cli.app import COMMANDS, load_command
+from everlong.cli.app import COMMANDS, execute, load_command
+from everlong.cli.approvals import choose_only
 from everlong.cli.control import parse_changes
 from everlong.cli.options import resolve_name
 from everlong.cli.output import build_status_table, format_arguments, print_lines
+from everlong.cli.threads import SORT_KEYS
 from everlong.client.lookup import ThreadSize
-from everlong.errors import ConfigError
+from everlong.client.thread_list import Sort
+from everlong.errors import ConfigError, DecisionRefused
 from everlong.format import format_bytes, summarise_note
 from everlong.models import (
     Approval,
@@ -180,14 +184,123 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
         assert f" {command} " in result.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_has_an_example(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    alone = {"demo", "dev", "worker", "serve", "setup", "doctor", "drain"}
-    if command not in alone | {"threads", "fleet", "query", "sweep"}:
-        flat = " ".join(result.output.split())
-        assert re.search(rf"Examples?: .*everlong {command} ops-7", flat), flat
+def list_examples() -> list[tuple[str, str]]:
+    return [(name, line) for name in COMMANDS for line in load_command(name).examples]
+
+
+def test_each_command_has_an_example_that_its_parser_takes() -> None:
+    examples = list_examples()
+    assert {name for name, _ in examples} == set(COMMANDS)
+    parsed = []
+    for _, line in examples:
+        for arguments in split_commands(line):
+            if arguments[0] == "everlong":
+                command = load_command(arguments[1])
+                command.make_context(arguments[1], arguments[2:])
+                parsed.append(arguments[1])
+    assert set(parsed) == set(COMMANDS)
+
+
+def split_commands(line: str) -> Iterator[list[str]]:
+    """Split a line of shell into its commands, without redirections."""
+    found: list[str] = []
+    for word in [*shlex.split(line), "&&"]:
+        if word in ("&&", "|", "<", ">"):
+            yield found
+            found = []
+        else:
+            found.append(word)
+
+
+def test_options_of_one_name_mean_the_same_in_every_command() -> None:
+    meanings: dict[str, set[tuple[str, bool]]] = {}
+    for name in COMMANDS:
+        for param in load_command(name).params:
+            if param.param_type_name == "option":
+                assert not param.secondary_opts, f"{name} has {param.secondary_opts}"
+                assert param.help, f"{name} {param.opts} has no help"
+                assert param.is_flag or param.metavar, f"{name} {param.opts} has no metavar"
+                for each in param.opts:
+                    meanings.setdefault(each, set()).add((param.metavar or "", param.is_flag))
+    assert {each: found for each, found in meanings.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("columns", ["60", "100"])
+def test_help_fits_the_terminal(columns: str) -> None:
+    for name in COMMANDS:
+        result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": columns})
+        text, _, examples = result.output.partition("EXAMPLES")
+        assert result.exit_code == 0
+        assert examples
+        assert [line for line in text.splitlines() if len(line) > int(columns)] == []
+
+
+USAGE_ERRORS = [
+    (
+        ["thraeds"],
+        "there is no command 'thraeds'. Did you mean threads? List the commands: everlong --help",
+    ),
+    (
+        ["send", "--agnet", "x"],
+        "everlong send: there is no option '--agnet'. Did you mean --agent? See: everlong send --help",
+    ),
+    (["send", "ops-7"], "everlong send: TEXT is missing. See: everlong send --help"),
+    (
+        ["send", "ops-7", "two", "words"],
+        "everlong send: there are more arguments than it takes: 'words'. Put a text with blanks in "
+        "quotes. See: everlong send --help",
+    ),
+    (
+        ["threads", "--limit"],
+        "everlong threads: --limit needs a value. See: everlong threads --help",
+    ),
+    (["threads", "--limit", "900"], "--limit is '900'. Give a whole number, 1 to 200."),
+    (["show", "ops-7", "--at", "last"], "--at is 'last'. Give a whole number, 1 or more."),
+    (
+        ["threads", "--sort", "step"],
+        "--sort cannot be 'step'. Did you mean steps? Use started, id, agent, status, stored, growth, "
+        "steps, resume, lag or pending.",
+    ),
+    (
+        ["archive", "ops-7", "--then", "clos"],
+        "--then cannot be 'clos'. Did you mean close? Use keep, close or free.",
+    ),
+    (
+        ["send", "a", "b", "--timeout", "5 minuets"],
+        "--timeout: '5 minuets' is not a duration. Write 90s, 5m, 6h or 7d.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), USAGE_ERRORS, ids=[each[0] for each, _ in USAGE_ERRORS]
+)
+def test_a_usage_error_says_what_to_type(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(arguments) == 2
+    assert capsys.readouterr().err == f"error: {text}\n"
+
+
+def test_the_sort_keys_of_the_help_are_those_of_the_list() -> None:
+    assert {*SORT_KEYS, *(f"-{each}" for each in SORT_KEYS)} == set(get_args(Sort))
+
+
+def test_an_approval_without_an_id_is_the_only_one_that_waits() -> None:
+    one = Approval(id="2-1-ab", tool="restart", arguments='{"host": "a"}', asked_ms=1)
+    two = Approval(id="2-2-cd", tool="restart", arguments="x\n; rm -rf ~", asked_ms=1)
+    assert choose_only("ops-7", [one], "approve") == "2-1-ab"
+    with pytest.raises(DecisionRefused, match=r"^no tool call of thread ops-7 waits"):
+        choose_only("ops-7", [], "approve")
+    with pytest.raises(DecisionRefused) as refused:
+        choose_only("ops 7", [one, two], "deny")
+    assert str(refused.value).splitlines() == [
+        "2 tool calls of thread ops 7 wait for approval. Name one:",
+        '  restart {"host": "a"}',
+        "    everlong deny 'ops 7' 2-1-ab",
+        "  restart x ; rm -rf ~",
+        "    everlong deny 'ops 7' 2-2-cd",
+    ]
 
 
 def test_changes_of_a_policy_are_read_as_json_or_words() -> None:
@@ -226,7 +339,7 @@ def test_foreign_text_does_not_control_the_terminal(capsys: pytest.CaptureFixtur
 def test_quotes_in_errors_do_not_control_the_terminal(tmp_path: Path) -> None:
     code = (
         "import sys; import everlong.cli; from everlong.errors import ConfigError\n"
-        "def fail(): raise ConfigError('bad \\x1b[2J name')\n"
+        "def fail(*a, **b): raise ConfigError('bad \\x1b[2J name')\n"
         "module = sys.modules['everlong.cli.app']; module.app = fail; module.run()"
     )
     result = subprocess.run(
@@ -323,8 +436,8 @@ def test_sizes_are_printed_with_units(size: int, text: str) -> None:
 
 def test_the_help_lists_each_command_with_its_own_summary() -> None:
     for name, (_, summary) in COMMANDS.items():
-        text = load_command(name).help or ""
-        assert " ".join(text.split("\n\n")[0].split()) == summary, name
+        assert load_command(name).summary == summary, name
+        assert len(summary) <= 80
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
@@ -339,13 +452,14 @@ def test_version_and_help_import_no_command_and_no_client(option: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     modules = result.stdout.split()
-    assert not {"temporalio", "pydantic"}.intersection(modules)
+    assert not {"temporalio", "pydantic", "rich"}.intersection(modules)
     ours = [each for each in modules if each.startswith("everlong")]
     assert sorted(ours) == [
         "everlong",
         "everlong.cli",
         "everlong.cli.app",
-        "everlong.console",
+        "everlong.cli.help",
+        "everlong.cli.usage",
         "everlong.errors",
     ]
 
