@@ -67,7 +67,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     folded = {each.casefold(): each for each in reversed(list(known))}
-    found = get_close_matches(name.casefold(), folded, n=1, cutoff=0.65)
+    wanted = name.casefold()
+    begun = sorted((each for each in folded if wanted and each.startswith(wanted)), key=len)
+    found = begun or get_close_matches(wanted, folded, n=1, cutoff=0.65)
     return f" Did you mean {folded[found[0]]}?" if found else ""
 
 

@@ -11,6 +11,8 @@ from everlong.models import Entry, Kind, Message
 _LINE_CHARS_MAX: Final = 160
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _DAY: Final = 24 * 3600.0
+# Larger numbers are printed with an exponent.
+_PLAIN_MAX: Final = 1e12
 _NUMBER: Final = re.compile(r"(?P<number>\d[\d,]{0,20}(\.\d{1,6})?) ?(?P<unit>[A-Za-z]{0,7})")
 _SECONDS: Final = {
     "": 1.0,
@@ -22,7 +24,7 @@ _SECONDS: Final = {
 # As in the rest of Everlong, K, M and G are powers of 1024; KB, MB and GB are powers of 1000.
 _BYTES: Final = {
     "": 1,
-    "b": 1,
+    **dict.fromkeys(("b", "byte", "bytes"), 1),
     **{
         f"{letter}{suffix}": base**power
         for power, letter in enumerate("kmgt", 1)
@@ -122,7 +124,9 @@ def summarise_note(entry: Entry) -> str:
             before, after = format_bytes(data["before_bytes"]), format_bytes(data["after_bytes"])
             return f"context {before} -> {after} ({data['reason']})"
         case Kind.LIMIT:
-            return f"{data['limit']}: {data['value']:g} of {data['bound']:g}, {data['action']}"
+            name = data["limit"]
+            value, bound = (format_setting(name, data[each]) for each in ("value", "bound"))
+            return f"{name}: {value} of {bound}, {data['action']}"
         case Kind.CONTROL:
             return f"{data['action']}{_format_changes(data)} {_format_author(data)}"
         case Kind.FORK:
@@ -130,16 +134,31 @@ def summarise_note(entry: Entry) -> str:
     return json.dumps(data)
 
 
-def format_setting(value: object) -> str:
-    """Return the value of a policy field as `everlong limits` takes it."""
+def format_setting(name: str, value: Any) -> str:
+    """Return the value of a policy field as people write it: `256 KiB`, `5 min`, `$20`, `none`."""
     if value is None:
         return "none"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if "_bytes" in name:
+            return _format_exact_bytes(value)
+        if name.endswith(("_seconds", "_seconds_max")):
+            return format_duration(value)
+        dollars = "$" if "_usd" in name else ""
+        return f"{dollars}{value:,.12g}" if abs(value) < _PLAIN_MAX else f"{dollars}{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _format_exact_bytes(size_bytes: float) -> str:
+    """Return a size in the largest unit that does not round it."""
+    for unit, unit_bytes in (("GiB", limits.KIB**3), ("MiB", limits.MIB), ("KiB", limits.KIB)):
+        if size_bytes >= unit_bytes and not size_bytes % unit_bytes:
+            return f"{size_bytes // unit_bytes:,.0f} {unit}"
+    return f"{size_bytes:,.0f} B"
 
 
 def _format_changes(data: dict[str, Any]) -> str:
     changes = sorted(data.get("changes", {}).items())
-    return "".join(f" {name}={format_setting(value)}" for name, value in changes)
+    return "".join(f" {name}={format_setting(name, value)}" for name, value in changes)
 
 
 def _format_author(data: dict[str, Any]) -> str:

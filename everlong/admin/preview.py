@@ -138,8 +138,8 @@ def _preview_limits(found: ThreadLookup, given: Mapping[str, Any]) -> Preview:
     except (ValueError, TypeError) as error:
         raise ControlRefused(f"the change does not fit: {error}") from None
     words = [
-        f"{name} from {format_setting(getattr(policy, name))} "
-        f"to {format_setting(getattr(changed, name))}"
+        f"{name} from {format_setting(name, getattr(policy, name))} "
+        f"to {format_setting(name, getattr(changed, name))}"
         for name in sorted(changes)
         if getattr(policy, name) != getattr(changed, name)
     ]

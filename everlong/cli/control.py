@@ -1,6 +1,5 @@
 """Commands that control a thread: limits, pause, unpause, compact, stop."""
 
-import dataclasses
 import json
 from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any, Protocol
@@ -25,8 +24,8 @@ from everlong.cli.output import print_json, print_lines
 from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
-from everlong.errors import ConfigError
-from everlong.format import format_setting
+from everlong.errors import ConfigError, quote, suggest
+from everlong.format import format_setting, parse_bytes, parse_duration
 from everlong.models.thread_ids import show_id
 from everlong.policy import Policy
 
@@ -43,16 +42,29 @@ class _Signal(Protocol):
 def limits(
     thread_id: ThreadId,
     changes: Annotated[
-        list[str] | None, typer.Argument(help="NAME=VALUE; NAME=none removes an optional limit.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=VALUE",
+            help="A limit to change. Sizes and durations take units, as in 512KiB and 5m; none removes "
+            "an optional limit.",
+        ),
     ] = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show all limits, not only those that differ.")
+    ] = False,
     by: By = "",
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
     """Show the limits of a thread, or change them while it runs.
 
+    It shows what differs from the defaults.
+
     Examples:
+        everlong limits ops-7
+        everlong limits ops-7 --all
         everlong limits ops-7 steps_max=500 cost_usd_max=20 on_limit=stop
+        everlong limits ops-7 context_bytes_max=512KiB idle_seconds=5m --reason 'long logs'
 
     """
     wanted = parse_changes(changes or [])
@@ -65,7 +77,7 @@ def limits(
         if as_json:
             print_json(policy)
         else:
-            print_lines(format_policy(policy))
+            print_lines(format_policy(thread_id, policy, whole=show_all))
 
     run_with_client(work)
 
@@ -150,28 +162,72 @@ def _preview(thread_id: str, action: Action) -> None:
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """Return policy fields from `NAME=VALUE`. A value is JSON or, if it does not parse, a string."""
+    """Return policy fields from `NAME=VALUE`. Sizes and durations may have units; `none` is no limit."""
+    defaults = Policy().fields()
     found: dict[str, Any] = {}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals or not name or not text:
-            raise ConfigError(f"{change!r} is not NAME=VALUE; write it as in steps_max=500")
+            raise ConfigError(f"{quote(change)} is not NAME=VALUE. Write it as in steps_max=500.")
+        if name not in defaults:
+            raise ConfigError(
+                f"there is no limit {quote(name)}.{suggest(name, defaults)} List all with: everlong "
+                "limits THREAD --all"
+            )
         try:
-            found[name] = None if text.lower() == "none" else json.loads(text)
-        except ValueError:
-            found[name] = text
+            found[name] = _parse_value(name, text, defaults[name])
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}.") from None
     return found
 
 
-def format_policy(policy: Policy) -> list[str]:
-    """Return a line for each field of a policy, with a star where it differs from the default."""
-    changed = policy.differences()
-    names = [field.name for field in dataclasses.fields(policy)]
-    width = max(map(len, names))
-    return [
-        f"{'*' if name in changed else ' '} {name:<{width}}  {format_setting(getattr(policy, name))}"
-        for name in names
+def _parse_value(name: str, text: str, default: object) -> Any:
+    """Return the value of a field, by its name and the type of its default."""
+    if text.lower() == "none":
+        return None
+    if "_bytes" in name:
+        return parse_bytes(text)
+    if name.endswith(("_seconds", "_seconds_max")):
+        return parse_duration(text)
+    if isinstance(default, str):
+        return text
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return _parse_number(name, text.removeprefix("$").replace(",", ""))
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"{quote(text)} is not JSON, such as {json.dumps(default)}") from None
+
+
+def _parse_number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{quote(text)} is not a number. Write it as in {name}=500") from None
+    return int(number) if number.is_integer() else number
+
+
+def format_policy(thread_id: str, policy: Policy, *, whole: bool) -> list[str]:
+    """Return the lines of a policy: what differs from the defaults, or all with a star at these."""
+    changed, defaults = policy.differences(), Policy().fields()
+    names = list(defaults) if whole else list(changed)
+    width = max(map(len, names), default=0)
+    rows = [(name, format_setting(name, getattr(policy, name))) for name in names]
+    value_width = max((len(value) for _, value in rows), default=0)
+    lines = [
+        f"{'*' if name in changed else ' '} {name:<{width}}  {value:<{value_width}}  "
+        f"default {format_setting(name, defaults[name])}"
+        if name in changed
+        else f"  {name:<{width}}  {value}"
+        for name, value in rows
     ]
+    if changed:
+        count = f"{len(changed)} of {len(defaults)} limits of {show_id(thread_id)} differ"
+        lines.append(f"{count} from the defaults{'' if whole else '; --all shows the others too'}")
+    else:
+        count = f"all {len(defaults)} limits of {show_id(thread_id)} have their defaults"
+        lines.append(f"{count}{'' if whole else '; --all shows them'}")
+    return lines
 
 
 def _signal(signal: _Signal, thread_id: str, by: str, reason: str, what: str) -> None:

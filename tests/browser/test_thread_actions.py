@@ -85,7 +85,7 @@ async def test_the_limits_dialog_names_limits_that_would_be_reached_at_once(
     await check_page(page)
     await shoot(page, "act-limits", whole=False)
     await dialog.get_by_label("Steps", exact=True).fill("1234")
-    await expect(dialog.locator(".preview")).to_contain_text("steps_max from 100000 to 1234")
+    await expect(dialog.locator(".preview")).to_contain_text("steps_max from 100,000 to 1,234")
     await done(page, dialog, "Set limits", "steps_max")
     await expect(page.get_by_role("img", name="Steps: 4 of 1,234")).to_be_visible()
     assert (await read_status(stage.client, "limits-1")).policy.steps_max == 1234

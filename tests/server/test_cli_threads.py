@@ -187,12 +187,15 @@ async def test_the_cli_limits_pauses_compacts_and_stops(
 ) -> None:
     async with open_cli(server, tmp_path) as cli:
         await cli("send", thread_id, "hello", "--agent", "ops")
-        assert "  steps_max" in await cli("limits", thread_id)
+        assert "  steps_max" in await cli("limits", thread_id, "--all")
         changed = await cli(
             "limits", thread_id, "steps_max=500", "cost_usd_max=none", "--by", "ann"
         )
         starred = [line.split() for line in changed.splitlines() if line.startswith("*")]
-        assert starred == [["*", "steps_max", "500"], ["*", "cost_usd_max", "none"]]
+        assert starred == [
+            ["*", "steps_max", "500", "default", "100,000"],
+            ["*", "cost_usd_max", "none", "default", "$1,000"],
+        ]
         assert (await cli.json("limits", thread_id))["steps_max"] == 500
         assert "no more steps" in await cli("pause", thread_id, "--by", "ann", "--reason", "wait")
         message = await cli.fails(ThreadPaused, "send", thread_id, "again")

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from everlong.cli import app
 from everlong.cli.app import COMMANDS, execute, load_command
 from everlong.cli.approvals import choose_only
-from everlong.cli.control import parse_changes
+from everlong.cli.control import format_policy, parse_changes
 from everlong.cli.options import resolve_name
 from everlong.cli.output import build_status_table, format_arguments, print_lines
 from everlong.cli.threads import SORT_KEYS
 from everlong.client.lookup import ThreadSize
 from everlong.client.thread_list import Sort
 from everlong.errors import ConfigError, DecisionRefused
-from everlong.format import format_bytes, summarise_note
+from everlong.format import format_bytes, format_setting, summarise_note
 from everlong.models import (
     Approval,
     ControlNote,
@@ -35,7 +35,7 @@ from everlong.models import (
     ThreadStatus,
     build_note,
 )
-from everlong.policy import LimitHit
+from everlong.policy import LimitHit, Policy
 from tests.support.forked_command import run_command
 
 
@@ -303,22 +303,65 @@ def test_an_approval_without_an_id_is_the_only_one_that_waits() -> None:
     ]
 
 
-def test_changes_of_a_policy_are_read_as_json_or_words() -> None:
-    changes = ["steps_max=500", "cost_usd_max=None", "on_limit=stop", "summary=true", "x=a=b"]
+def test_changes_of_a_policy_take_units_and_words() -> None:
+    changes = ["steps_max=1,500", "cost_usd_max=None", "on_limit=stop", "summary=true"]
     assert parse_changes(changes) == {
-        "steps_max": 500,
+        "steps_max": 1500,
         "cost_usd_max": None,
         "on_limit": "stop",
         "summary": True,
-        "x": "a=b",
     }
     assert parse_changes(['actions={"steps_max": "stop"}']) == {"actions": {"steps_max": "stop"}}
+    sizes = ["context_bytes_max=512KiB", "idle_seconds=5m", "cost_usd_max=$2.5", "run_blobs_max=9"]
+    assert parse_changes(sizes) == {
+        "context_bytes_max": 524288,
+        "idle_seconds": 300,
+        "cost_usd_max": 2.5,
+        "run_blobs_max": 9,
+    }
 
 
-@pytest.mark.parametrize("change", ["steps_max", "=5", "steps_max="])
-def test_an_invalid_policy_change_is_refused(change: str) -> None:
-    with pytest.raises(ConfigError, match="is not NAME=VALUE"):
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("steps_max", "'steps_max' is not NAME=VALUE. Write it as in steps_max=500."),
+        ("steps_max=", "'steps_max=' is not NAME=VALUE. Write it as in steps_max=500."),
+        ("step_max=5", "there is no limit 'step_max'. Did you mean steps_max? List all with: "),
+        ("idle=5m", "there is no limit 'idle'. Did you mean idle_seconds? List all with: "),
+        ("steps_max=many", "steps_max: 'many' is not a number. Write it as in steps_max=500."),
+        ("idle_seconds=5x", "idle_seconds: '5x' is not a duration. Write 90s, 5m, 6h or 7d."),
+        (
+            "context_bytes_max=big",
+            "context_bytes_max: 'big' is not a size. Write 512KiB, 4MiB or 1GiB.",
+        ),
+    ],
+)
+def test_an_invalid_policy_change_is_refused(change: str, text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         parse_changes([change])
+    assert str(refused.value).startswith(text)
+
+
+def test_a_policy_is_shown_as_people_write_it() -> None:
+    count = len(Policy().fields())
+    policy = Policy(context_bytes_max=512 * 1024, idle_seconds=90, cost_usd_max=None)
+    assert format_policy("ops-7", policy, whole=False) == [
+        "* idle_seconds       90 s     default 5 min",
+        "* cost_usd_max       none     default $1,000",
+        "* context_bytes_max  512 KiB  default 1 MiB",
+        f"3 of {count} limits of ops-7 differ from the defaults; --all shows the others too",
+    ]
+    lines = format_policy("ops-7", policy, whole=True)
+    for line in ("  tool_result_ttl_seconds  7 days", "  thread_bytes_max         4 GiB"):
+        assert line in lines
+    assert format_policy("ops-7", Policy(), whole=False) == [
+        f"all {count} limits of ops-7 have their defaults; --all shows them"
+    ]
+
+
+def test_each_limit_is_read_as_it_is_shown() -> None:
+    for name, value in Policy().fields().items():
+        assert parse_changes([f"{name}={format_setting(name, value)}"]) == {name: value}
 
 
 def test_a_user_without_a_login_name_must_give_by(monkeypatch: pytest.MonkeyPatch) -> None:
