@@ -41,6 +41,9 @@ from everlong.models import Kind, Message, build_body, make_printable, parse_mes
 # Length of a quote from a provider's error: enough for a reason, too little for a prompt.
 _QUOTED_CHARS_MAX: Final = 200
 _RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429})
+# Names that pydantic-ai maps to OpenAI's Responses API, and what a server without it answers.
+_RESPONSES_NAMES: Final = frozenset({"openai", "openai-responses"})
+_NO_ROUTE_STATUSES: Final = frozenset({404, 405, 501})
 
 NOT_RUN: Final = "[The turn ended before this call had a result.]"
 NOT_SHOWN: Final = "[Earlier messages are not shown.]"
@@ -112,6 +115,8 @@ class ProviderModel:
             case exceptions.ModelConnectionError():
                 return self._make_unavailable("the provider cannot be reached", error)
         status = error.status_code if isinstance(error, exceptions.ModelHTTPError) else None
+        if status in _NO_ROUTE_STATUSES and self._may_lack_responses():
+            return self._make_no_responses(status, error)
         if refusal := self._find_refusal(error, status):
             return refusal
         if status is not None:
@@ -145,6 +150,20 @@ class ProviderModel:
         if status is None or status >= 500 or status in _RETRYABLE_STATUSES:
             return None
         return self._make_refusal(f"the provider answered with status {status}")
+
+    def _may_lack_responses(self) -> bool:
+        """Return whether the model is named by `openai:` and its server is not OpenAI's."""
+        is_responses = self._named and self._name.partition(":")[0] in _RESPONSES_NAMES
+        return is_responses and "//api.openai.com" not in (self._model.base_url or "")
+
+    def _make_no_responses(self, status: int, error: Exception) -> ModelRefused:
+        provider, _, model = self._name.partition(":")
+        reason = _quote_reason(getattr(error, "body", None))
+        return self._make_refusal(
+            f"the server at OPENAI_BASE_URL answered status {status} at /responses ({reason}). "
+            f"'{provider}:' needs the Responses API. If the server speaks only chat completions, use "
+            f"'openai-chat:{model}'."
+        )
 
     def _make_bad_key(self, status: int | None) -> ModelRefused:
         where = _get_key_name(self._name) if self._named else "the key that it was made with"
@@ -341,4 +360,8 @@ def _quote_reason(body: object) -> str:
     """Return the beginning of the provider's own reason."""
     inner = body.get("error", body) if isinstance(body, dict) else body
     words = inner.get("message", "") if isinstance(inner, dict) else inner
+    if isinstance(inner, dict) and not words and isinstance(inner.get("detail"), str):
+        words = inner[
+            "detail"
+        ]  # FastAPI's name, and so vLLM's. As a list, it would repeat the input.
     return make_printable(str(words or "no reason given"), _QUOTED_CHARS_MAX)

@@ -1,10 +1,12 @@
 """Errors of providers: each takes one request, and its reason says what to do."""
 
 import asyncio
+import itertools
 import socket
 from typing import Any
 
 import pytest
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -38,6 +40,10 @@ async def failure(server: ProviderServer, model: ProviderModel) -> EverlongError
     assert "sk-" not in str(caught.value)
     assert len(str(caught.value)) < 400
     return caught.value
+
+
+def make_not_found(body: fake_provider.Json | bytes) -> Response:
+    return Response(status=404, body=body)
 
 
 @pytest.mark.guarantee(51)
@@ -100,8 +106,10 @@ async def test_a_rejected_key_of_a_model_object_names_no_variable(open_models: O
     assert str(error).endswith("check the key that it was made with")
 
 
-@every_format
-@pytest.mark.parametrize("status", [400, 404, 422])
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [*itertools.product(FORMATS, (400, 422)), (CHAT, 404), (CLAUDE, 404)],
+)
 async def test_a_rejected_request_is_not_retried_and_reports_the_reason(
     name: str, status: int, open_models: Opener
 ) -> None:
@@ -112,6 +120,49 @@ async def test_a_rejected_request_is_not_retried_and_reports_the_reason(
     assert isinstance(error, ModelRefused)
     assert not error.context_too_large
     assert "rejects the request: no such thing xxx" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        # What llama.cpp, vLLM (FastAPI) and a Go program answer at a path that they do not have.
+        (make_not_found({"error": {"code": 404, "message": "File Not Found"}}), "File Not Found"),
+        (make_not_found({"detail": "Not Found"}), "Not Found"),
+        (make_not_found(b"404 page not found"), "404 page not found"),
+        (Response(status=405, body={"detail": "Method Not Allowed"}), "Method Not Allowed"),
+        (Response(status=501), "no reason given"),
+    ],
+)
+async def test_a_server_without_the_responses_api_gets_the_name_that_works(
+    response: Response, reason: str, open_models: Opener
+) -> None:
+    async with ProviderServer(response) as server:
+        error = await failure(server, open_models(server, "openai:qwen3"))
+    assert [request.path for request in server.requests] == ["/v1/responses"]
+    assert isinstance(error, ModelRefused)
+    assert f"answered status {response.status} at /responses ({reason})" in str(error)
+    assert "speaks only chat completions, use 'openai-chat:qwen3'" in str(error)
+
+
+async def test_the_name_that_an_error_gives_works_without_a_key(
+    open_models: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ProviderServer(fake_provider.chat("Hi.")) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        model = ProviderModel("openai-chat:qwen3")
+        reply = await model.reply("", ASK, [])
+        await model.close()
+    assert reply.text == "Hi."
+    assert [request.path for request in server.requests] == ["/v1/chat/completions"]
+
+
+def test_openai_itself_is_not_said_to_lack_an_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    unknown = ModelHTTPError(404, "gpt-6", {"message": "The model `gpt-6` does not exist"})
+    error = ProviderModel("openai:gpt-6")._translate(unknown)
+    assert str(error) == "model 'openai:gpt-6': the provider answered with status 404"
 
 
 @every_format
