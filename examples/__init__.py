@@ -1,1 +1,1 @@
-"""Small programs that use Everlong."""
+"""Programs that use Everlong; examples/README.md lists them."""

@@ -86,9 +86,10 @@ class BlobStoreContract:
     @_case
     async def test_get_returns_what_was_put(self, store: BlobStore) -> None:
         """The same bytes, for any content and size."""
-        for data in (b"", b"x", b"\x00", b"\r\n\r\n", bytes(range(256)) * 5000):
-            await store.put("v1/a/b", data)
-            _check_equal(await store.get("v1/a/b"), data, "get after put")
+        contents = (b"", b"x", b"\x00", b"\r\n\r\n", bytes(range(256)) * 5000)
+        for number, data in enumerate(contents):  # A store may leave the object of a name that exists.
+            await store.put(f"v1/a/{number}", data)
+            _check_equal(await store.get(f"v1/a/{number}"), data, "get after put")
 
     @_case
     async def test_an_empty_object_is_an_object(self, store: BlobStore) -> None:

@@ -1,4 +1,4 @@
-"""The README's first agent. Run it with: everlong dev examples.quickstart:ops."""
+"""An agent with one tool, whose result is larger than what a model should read."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def read_log(service: str) -> str:
 
 
 def script(turn: Sequence[Message]) -> Reply:
-    """Read one log, then answer."""
+    """Read one log, then answer. A real agent has a model here: Agent(model="openai:gpt-5", ...)."""
     if turn[-1].role == "user":
         call = ToolCall(id="1", tool="read_log", arguments='{"service": "api"}')
         return Reply(tool_calls=(call,))

@@ -1,0 +1,1 @@
+"""Tool calls that wait for a person."""

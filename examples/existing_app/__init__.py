@@ -1,0 +1,1 @@
+"""An existing Temporal application that adopts the plugin, and goes back."""

@@ -1,0 +1,1 @@
+"""Keys: seal, rotate, retire."""

@@ -1,0 +1,1 @@
+"""Spans and metrics at an OTLP endpoint."""

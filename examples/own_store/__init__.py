@@ -1,0 +1,1 @@
+"""A blob store of one's own."""

@@ -1,0 +1,1 @@
+"""A thread in a workflow of one's own."""

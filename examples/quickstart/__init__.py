@@ -1,0 +1,1 @@
+"""The first agent of the README."""
