@@ -11,7 +11,7 @@ from everlong import ThreadStart
 from everlong.models import SendMessage
 from everlong.workflows import Thread
 
-NIGHTS = 8
+NIGHTS = 5
 
 
 @workflow.defn

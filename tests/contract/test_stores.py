@@ -9,7 +9,10 @@ import pytest
 from everlong.storage import BlobStore, open_store
 from everlong.storage.cache import CachedBlobStore
 from everlong.testing.contract import BlobStoreContract
+from examples.own_store.test_store import TestSqliteStore
 from tests.support.s3_server import S3Server
+
+__all__ = ["TestSqliteStore"]  # Run here, too: the example's own test.
 
 
 class TestMemory(BlobStoreContract):

@@ -24,7 +24,9 @@ def python_blocks(path: Path) -> list[str]:
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    folders = (ROOT / "docs", ROOT / "examples")
+    found = sorted(path for folder in folders for path in folder.rglob("*.md"))
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
 
 
 def test_python_in_documents_compiles() -> None:
