@@ -87,7 +87,8 @@ class BlobStoreContract:
     async def test_get_returns_what_was_put(self, store: BlobStore) -> None:
         """The same bytes, for any content and size."""
         contents = (b"", b"x", b"\x00", b"\r\n\r\n", bytes(range(256)) * 5000)
-        for number, data in enumerate(contents):  # A store may leave the object of a name that exists.
+        # One key each: a store may leave the object of a name that exists.
+        for number, data in enumerate(contents):
             await store.put(f"v1/a/{number}", data)
             _check_equal(await store.get(f"v1/a/{number}"), data, "get after put")
 
