@@ -107,7 +107,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     data_dir = Path(env.get("EVERLONG_DATA_DIR") or DATA_DIR_DEFAULT).absolute()
     try:
         temporal = ClientConfig.load_client_connect_config(override_env_vars=env)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:  # The second: a file of a certificate or key.
         raise ConfigError(
             f"the Temporal connection settings cannot be read: {error}. Check the TEMPORAL_* variables "
             "and the profile file."

@@ -15,7 +15,7 @@ from everlong import limits
 from everlong.agents import Agent
 from everlong.codecs.composition import ExplainingPayloadConverter
 from everlong.config import Settings, require_metrics_host, require_store
-from everlong.errors import ConfigError, ServerUnreachable
+from everlong.errors import ConfigError, EverlongError, ServerUnreachable
 from everlong.models import make_printable
 from everlong.plugin import EverlongPlugin
 from everlong.storage import BlobStore
@@ -65,10 +65,42 @@ async def connect(
             **settings.temporal, data_converter=converter, plugins=[plugin], runtime=runtime
         )
     except (RuntimeError, ValueError) as error:
-        raise ServerUnreachable(
-            f"no Temporal server answers at {settings.temporal.get('target_host')}. Start one with "
-            f"`everlong dev`, or set TEMPORAL_ADDRESS. ({make_printable(str(error), 200)})"
-        ) from error
+        raise _explain_failure(settings, error) from error
+
+
+def _explain_failure(settings: Settings, error: Exception) -> EverlongError:
+    """Return our error for one of `Client.connect`, whose texts are those of its libraries."""
+    text = str(error)
+    address = settings.temporal.get("target_host")
+    reason = make_printable(text.removeprefix("Failed client connect: "), 200)
+    if "ParseError" in text or "client cert" in text:
+        return ConfigError(
+            f"the TLS settings for {address} cannot be used: TEMPORAL_TLS_CLIENT_CERT_PATH and "
+            "TEMPORAL_TLS_CLIENT_KEY_PATH (or _DATA) name a certificate and its key, both in PEM and "
+            f"both or neither. ({reason})"
+        )
+    if "InvalidCertificate" in text:
+        return ServerUnreachable(
+            f"the certificate of {address} is not trusted. If its authority is your own, set "
+            "TEMPORAL_TLS_SERVER_CA_CERT_PATH; if the name is another one, set "
+            f"TEMPORAL_TLS_SERVER_NAME. ({reason})"
+        )
+    if "code: PermissionDenied" in text or "code: Unauthenticated" in text:
+        return ServerUnreachable(
+            f"{address} refuses these credentials for the namespace "
+            f"{settings.temporal.get('namespace', 'default')!r}. Check TEMPORAL_API_KEY: has it "
+            f"expired, and may its account use the namespace? ({reason})"
+        )
+    if "error after connection" in text:
+        return ServerUnreachable(
+            f"{address} ended the connection. If the server expects TLS, set TEMPORAL_API_KEY, "
+            "TEMPORAL_TLS=true or a client certificate (TEMPORAL_TLS_CLIENT_CERT_PATH, "
+            f"TEMPORAL_TLS_CLIENT_KEY_PATH) that it accepts. ({reason})"
+        )
+    return ServerUnreachable(
+        f"no Temporal server answers at {address}. Start one with `everlong dev`, or set "
+        f"TEMPORAL_ADDRESS. ({reason})"
+    )
 
 
 def open_configured_packs(

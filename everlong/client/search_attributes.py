@@ -122,15 +122,47 @@ _known: "weakref.WeakKeyDictionary[Client, _Known]" = weakref.WeakKeyDictionary(
 
 async def find_missing_attributes(client: Client) -> list[str]:
     """Return the names of attributes that the namespace lacks, or has with another type."""
-    listed = await client.operator_service.list_search_attributes(
-        ListSearchAttributesRequest(namespace=client.namespace), timeout=_CALL
-    )
-    return [
-        name
-        for name, kind in SEARCH_ATTRIBUTES.items()
-        if listed.custom_attributes.get(name)
-        != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-    ]
+    listed = await _read_attributes(client)
+    return [name for name, kind in SEARCH_ATTRIBUTES.items() if listed.get(name) != kind]
+
+
+async def _read_attributes(client: Client) -> dict[str, str]:
+    """Return the custom search attributes of the namespace, and their types as in `Keyword`.
+
+    A caller that may not list them learns which of ours a query accepts. Temporal Cloud documents no
+    permission to list them, and servers with Temporal's own authorizer refuse it to some roles.
+    """
+    try:
+        listed = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=client.namespace), timeout=_CALL
+        )
+    except RPCError as error:
+        if error.status not in _MAY_NOT_LIST:
+            raise
+        return await _try_attributes(client)
+    return {name: get_type_name(kind) for name, kind in listed.custom_attributes.items()}
+
+
+async def _try_attributes(client: Client) -> dict[str, str]:
+    """Return those of our attributes that queries accept, with their types: in one call if it is all."""
+
+    async def accepts(query: str) -> bool:
+        try:
+            await client.count_workflows(query, rpc_timeout=_CALL)
+        except RPCError as error:
+            if error.status != RPCStatusCode.INVALID_ARGUMENT:
+                raise
+            return False
+        return True
+
+    conditions = {name: f"{name} {_SAMPLES[kind]}" for name, kind in SEARCH_ATTRIBUTES.items()}
+    if await accepts(" AND ".join(conditions.values())):
+        return dict(SEARCH_ATTRIBUTES)
+    return {
+        name: SEARCH_ATTRIBUTES[name]
+        for name, condition in conditions.items()
+        if await accepts(condition)
+    }
 
 
 # The server's own caches know a new attribute after a few seconds.
@@ -138,17 +170,23 @@ _LISTED_SECONDS_MAX: Final = 30.0
 _POLL_SECONDS: Final = 0.2
 _CLOUD: Final = (".tmprl.cloud", ".api.temporal.io")
 _TYPE_PREFIX: Final = "INDEXED_VALUE_TYPE_"
+_MAY_NOT_LIST: Final = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED)
+# A condition for each type. The server refuses it for an attribute of another type (a number fits both
+# Int and Double), and for a name that is no attribute.
+_SAMPLES: Final = {
+    "Keyword": "= ''",
+    "Int": "= 0",
+    "Double": "= 0.5",
+    "Datetime": "< '2020-01-01T00:00:00Z'",
+}
 
 
 async def list_attributes(client: Client) -> dict[str, str]:
     """Return the custom search attributes of the namespace, and their types as in `Keyword`."""
     try:
-        found = await client.operator_service.list_search_attributes(
-            ListSearchAttributesRequest(namespace=client.namespace)
-        )
+        return await _read_attributes(client)
     except RPCError as error:
         raise _make_refusal(client, error) from error
-    return {name: get_type_name(kind) for name, kind in found.custom_attributes.items()}
 
 
 async def set_up(client: Client) -> dict[str, Literal["added", "present"]]:

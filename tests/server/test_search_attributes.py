@@ -8,6 +8,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Agent, Policy, Reply, tool
+from everlong.client import search_attributes
 from everlong.client.search_attributes import find_missing_attributes
 from everlong.client.updates import send
 from everlong.embedded import TemporalServer
@@ -112,6 +113,21 @@ async def test_attributes_survive_a_roll_without_a_rewrite(drive: Drive) -> None
         assert {"EverlongStatus", "EverlongStateBytes"} <= ours
         # The SDK's own is of the patch: once in a run that writes a card.
         assert upserts.count({"TemporalChangeVersion"}) <= runs
+
+
+async def test_the_server_shows_by_queries_which_attributes_exist_with_their_types(
+    server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await Client.connect(server.address)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise RPCError("no", RPCStatusCode.PERMISSION_DENIED, b"")
+
+    monkeypatch.setattr(client.operator_service, "list_search_attributes", refuse)
+    assert await find_missing_attributes(client) == []
+    wanted = {"EverlongStatus": "Int", "EverlongAgent": "Keyword", "EverlongOther": "Keyword"}
+    monkeypatch.setattr(search_attributes, "SEARCH_ATTRIBUTES", wanted)
+    assert await find_missing_attributes(client) == ["EverlongStatus", "EverlongOther"]
 
 
 @pytest.mark.guarantee(74)

@@ -1,8 +1,9 @@
 """Search attributes are asked for until the answer is known."""
 
 import asyncio
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,9 @@ from everlong.client.search_attributes import (
     MISSING_SECONDS,
     RETRY_SECONDS_MAX,
     AttributeWatch,
+    find_missing_attributes,
     has_attributes,
+    set_up,
 )
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
@@ -52,8 +55,18 @@ class FakeClient:
 
     namespace = "ours"
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Operator, known: Collection[str] | None = None) -> None:
         self.operator_service = operator
+        self._known = known
+        self.queries: list[str] = []
+
+    async def count_workflows(self, query: str, **_: Any) -> None:
+        """Refuse a query that names an unknown attribute; without known ones, refuse all callers."""
+        self.queries.append(query)
+        if self._known is None:
+            raise REFUSED
+        if not set(re.findall(r"Everlong\w+", query)) <= set(self._known):
+            raise RPCError("invalid query", RPCStatusCode.INVALID_ARGUMENT, b"")
 
 
 def make_client(operator: Operator) -> Client:
@@ -105,6 +118,23 @@ async def test_missing_attributes_are_checked_slowly_and_warned_about_once(
     assert found == []
     [warning] = caplog.messages
     assert "everlong setup" in warning
+
+
+@pytest.mark.parametrize("status", [RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED])
+async def test_where_attributes_may_not_be_listed_one_query_shows_that_all_are_there(
+    status: RPCStatusCode,
+) -> None:
+    client = FakeClient(Operator(RPCError("no", status, b"")), SEARCH_ATTRIBUTES)
+    assert await find_missing_attributes(cast("Client", client)) == []
+    assert await set_up(cast("Client", client)) == dict.fromkeys(SEARCH_ATTRIBUTES, "present")
+    assert len(client.queries) == 2
+
+
+async def test_where_attributes_may_not_be_listed_queries_show_which_are_missing() -> None:
+    known = SEARCH_ATTRIBUTES.keys() - {"EverlongAskedAt", "EverlongReason"}
+    client = FakeClient(Operator(REFUSED), known)
+    missing = await find_missing_attributes(cast("Client", client))
+    assert missing == ["EverlongReason", "EverlongAskedAt"]
 
 
 async def test_an_attribute_of_another_type_counts_as_missing() -> None:
