@@ -15,7 +15,7 @@ from bench.thread_harness import ThreadHarness
 from everlong import EverlongPlugin
 from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess
-from everlong.worker import READY
+from everlong.worker_options import READY
 
 ROOT: Final = Path(__file__).parents[1]
 _READY_SECONDS_MAX: Final = 60.0

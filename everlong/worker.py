@@ -4,8 +4,10 @@ import asyncio
 import importlib
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
@@ -15,15 +17,17 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from everlong.agents import Agent
+from everlong.banner import describe_worker, format_banner
 from everlong.config import Settings, require_deployment
 from everlong.connection import connect, open_configured_providers
 from everlong.errors import AgentNotFound, ServerUnreachable
 from everlong.models import make_printable
+from everlong.worker_options import READY
 
-READY: Final = "everlong worker ready"
 SERVICE_NAME: Final = "everlong-worker"
 # Time for activities in progress to finish after SIGTERM. The others are retried on another worker.
 _GRACE: Final = timedelta(seconds=10)
+_HERE: Final = str(Path(__file__).parent)
 
 
 def load_agent(path: str) -> Agent:
@@ -36,14 +40,32 @@ def load_agent(path: str) -> Agent:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # The user's module may raise anything.
-        raise AgentNotFound(
-            f"importing {module_name!r} failed: {type(error).__name__}: {error}. Run this in the "
-            "directory that holds the module, or install it."
-        ) from error
+        raise AgentNotFound(_describe_import_failure(module_name, error)) from error
     agent = getattr(module, name, None)
-    if not isinstance(agent, Agent):
-        raise AgentNotFound(f"{module_name!r} has no everlong.Agent named {name!r}")
-    return agent
+    if isinstance(agent, Agent):
+        return agent
+    others = [each for each, value in vars(module).items() if isinstance(value, Agent)]
+    raise AgentNotFound(
+        f"{module_name!r} has no everlong.Agent named {name!r}. "
+        + (f"It has: {', '.join(others[:10])}." if others else "It has none.")
+    )
+
+
+def _describe_import_failure(module_name: str, error: Exception) -> str:
+    what = f"importing {module_name!r} failed"
+    if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+        fix = "Run this in the directory that holds the module, or install it."
+        return f"{what}: {type(error).__name__}: {error}. {fix}"
+    if isinstance(error, SyntaxError):
+        return f"{what}: {error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        # The user's own code: a worker that is installed elsewhere raises in their line too.
+        if not frame.filename.startswith((sys.prefix, sys.base_prefix, _HERE, "<frozen"))
+    ]
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    return f"{what}: {place}{type(error).__name__}: {error}"
 
 
 async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
@@ -75,11 +97,15 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
         try:
             await _check_namespace(client)
             async with worker:
+                rows = describe_worker(
+                    settings,
+                    agents,
+                    version=deployment.version.to_canonical_string() if deployment else "",
+                    metrics_url=providers.endpoint.url if providers.endpoint else "",
+                )
                 names = ", ".join(agent.name for agent in agents)
                 ready = f"{READY}: {names} on task queue {settings.task_queue}"
-                if deployment is not None:
-                    ready += f", version {deployment.version.to_canonical_string()}"
-                print(ready, flush=True)  # noqa: T201
+                print(f"{format_banner('worker', rows)}\n{ready}", flush=True)  # noqa: T201
                 await stopping.wait()
         except RuntimeError as error:
             raise ServerUnreachable(

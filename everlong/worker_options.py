@@ -17,6 +17,8 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerConfig
 from everlong import limits
 from everlong.errors import ConfigError
 
+READY: Final = "everlong worker ready"
+"""Beginning of the line that `everlong worker` prints once it polls."""
 _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
 _SLOTS: Final = "max_concurrent_"
 

@@ -29,9 +29,9 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "dev": ("dev", "Start Temporal, a blob store and a worker on this machine, until Ctrl-C."),
     },
     "RUN": {
-        "worker": ("dev", "Run agents on the configured Temporal server, until Ctrl-C."),
+        "worker": ("worker", "Run agents on the configured Temporal server, until Ctrl-C."),
         "serve": (
-            "dev",
+            "serve",
             "Serve the dashboard, its JSON API, and the Temporal UI's codec endpoints.",
         ),
         "setup": (

@@ -1,39 +1,34 @@
-"""Commands that run processes: the demo, the embedded stack, a worker, the admin server."""
+"""Commands of the embedded stack: the demo, and the stack for development.
+
+The stack's parts are child processes, so this one imports little.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
+import re
+import shlex
 import signal
-from collections.abc import AsyncIterator, Coroutine
+import time
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
-from temporalio.client import Client
 
-from everlong import limits, worker_options
 from everlong.cli.help import Commands
-from everlong.cli.sweep import choose_index_dir, read_retention
 from everlong.cli.values import whole_number
 from everlong.config import (
+    EMBEDDED_NAMESPACE,
     Settings,
     drop_temporal_variables,
     load_settings,
 )
-from everlong.connection import (
-    connect,
-    load_codec,
-    open_configured_packs,
-    open_configured_providers,
-)
-from everlong.console import find_command, out
-from everlong.demo.run import run_demo
-from everlong.embedded import EmbeddedStack
-from everlong.embedded.server import is_free
-from everlong.errors import PortInUse
-from everlong.models import SweepOptions
-from everlong.storage.pack_store import ByteBudget
-from everlong.worker import load_agent, run_worker
+from everlong.console import err, find_command, out, sanitise
+from everlong.embedded import EmbeddedStack, ManagedProcess
+from everlong.embedded.source_watch import SourceWatch, find_roots
+from everlong.errors import ConfigError, ProcessFailed
+from everlong.models.thread_ids import quote_id
 
 commands = Commands()
 
@@ -57,11 +52,8 @@ DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIRECTORY", help="Directory for all data."),
 ]
-
-
-def _make_worker_option(allowed: worker_options.Range, text: str, metavar: str = "N") -> Any:
-    """Return an option of `everlong worker` with its bounds."""
-    return typer.Option(min=allowed.least, max=allowed.most, metavar=metavar, help=text)
+_DEMO_AGENT: Final = "everlong.demo:agent"
+_CHANGES_SHOWN_MAX: Final = 3
 
 
 @commands.command()
@@ -74,6 +66,9 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
         everlong demo
 
     """
+    # Imported here: the demo is a client, and `everlong dev` is none.
+    from everlong.demo.run import run_demo
+
     settings = _load_embedded_settings(data_dir or Path(".everlong/demo"))
     if _run_until_signal(run_demo(settings, port=port, ui_port=ui_port)):
         raise typer.Exit(130)
@@ -85,6 +80,13 @@ def dev(
         list[str] | None,
         typer.Argument(metavar="MODULE:AGENT", help="Agents to run; by default the demo's agent."),
     ] = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Restart the worker when Python files of the agents or below this directory change.",
+        ),
+    ] = False,
     port: Port = None,
     ui_port: UiPort = None,
     data_dir: DataDir = None,
@@ -96,240 +98,188 @@ def dev(
 
     Examples:
         everlong dev
+        everlong dev app:ops --reload
         everlong dev app:ops --data-dir ./data
 
     """
     settings = _load_embedded_settings(data_dir)
-    if _run_until_signal(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
+    paths = agents or [_DEMO_AGENT]
+    watch = SourceWatch(find_roots(paths, Path.cwd())) if reload else None
+    if _run_until_signal(_dev(settings, paths, port, ui_port, watch)):
         out.print("Stopped.")
 
 
-@commands.command()
-def worker(
-    agents: Annotated[list[str], typer.Argument(metavar="MODULE:AGENT", help="Agents to run.")],
-    deployment: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Worker deployment, for worker versioning; or EVERLONG_DEPLOYMENT. It gets no "
-            "threads until one of its versions is current.",
-        ),
-    ] = "",
-    build_id: Annotated[
-        str,
-        typer.Option(metavar="ID", help="Version within the deployment; or EVERLONG_BUILD_ID."),
-    ] = "",
-    workflow_tasks: Annotated[
-        int | None,
-        _make_worker_option(
-            worker_options.WORKFLOW_TASKS,
-            "Concurrent workflow tasks: steps of threads, without their model calls and tools. With "
-            "fewer, tasks wait at the server and may time out; with more, each one is slower. "
-            f"Default: {limits.WORKFLOW_TASKS}.",
-        ),
-    ] = None,
-    activities: Annotated[
-        int | None,
-        _make_worker_option(
-            worker_options.ACTIVITIES,
-            "Concurrent model calls and tools. They mostly wait: raise it if slots are used up while "
-            "the processor is idle, lower it if tools need much memory. Default: 100.",
-        ),
-    ] = None,
-    cached_threads: Annotated[
-        int | None,
-        _make_worker_option(
-            worker_options.CACHED_THREADS,
-            "Threads kept in memory between their steps; others are replayed. Raise it above the number "
-            "of threads that are active at once, lower it if memory is short. "
-            "Default: 1000.",
-        ),
-    ] = None,
-    sticky_seconds: Annotated[
-        float | None,
-        _make_worker_option(
-            worker_options.STICKY_SECONDS,
-            "Seconds that a task waits for the worker that has its thread in memory, before any worker "
-            "may take it. Shorter: threads of a killed worker resume sooner. Longer: fewer replays "
-            f"while workers are busy. Default: {limits.STICKY_SECONDS:g}.",
-            "SECONDS",
-        ),
-    ] = None,
-    workflow_pollers: Annotated[
-        int | None,
-        _make_worker_option(
-            worker_options.WORKFLOW_POLLERS,
-            "Concurrent polls for workflow tasks. One in 20 of them, and at least one, accepts threads "
-            "that are not in memory; with fewer polls, a busy worker accepts new threads faster than it "
-            f"advances those it has. Default: {limits.WORKFLOW_POLLERS}.",
-        ),
-    ] = None,
-    activity_pollers: Annotated[
-        int | None,
-        _make_worker_option(
-            worker_options.ACTIVITY_POLLERS,
-            "Concurrent polls for model calls and tools. Raise it if they wait in the queue while slots "
-            "are free. Default: 5.",
-        ),
-    ] = None,
-    identity: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The worker's name in histories, lists of pollers and everlong doctor. Must be unique. "
-            "Default: process id and host.",
-        ),
-    ] = "",
-) -> None:
-    """Run agents on the configured Temporal server, until Ctrl-C.
-
-    It reads TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE, OTEL_TRACES_EXPORTER and
-    OTEL_METRICS_EXPORTER. Each option has a variable, as EVERLONG_WORKFLOW_TASKS for --workflow-tasks;
-    the option wins.
-
-    Examples:
-        everlong worker app:ops app:support
-
-    """
-    settings = load_settings()
-    given = {
-        "workflow_tasks": workflow_tasks,
-        "activities": activities,
-        "cached_threads": cached_threads,
-        "sticky_seconds": sticky_seconds,
-        "workflow_pollers": workflow_pollers,
-        "activity_pollers": activity_pollers,
-        "identity": worker_options.check_identity("--identity", identity) or None,
-    }
-    settings = dataclasses.replace(
-        settings,
-        deployment=deployment or settings.deployment,
-        build_id=build_id or settings.build_id,
-        worker=settings.worker.merge(given),
-    )
-    asyncio.run(run_worker(settings, [load_agent(path) for path in agents]))
-
-
-@commands.command()
-def serve(
-    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="PORT", parser=whole_number("--port", 1, 65535), help="Port to listen on."
-        ),
-    ] = 8234,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="The Temporal UI's origin, as in http://127.0.0.1:8233."),
-    ] = None,
-    temporal_ui: Annotated[
-        str,
-        typer.Option(
-            metavar="URL", help="URL of the Temporal UI, for links; or EVERLONG_TEMPORAL_UI."
-        ),
-    ] = "",
-    allow_anonymous: Annotated[
-        bool,
-        typer.Option(
-            "--allow-anonymous",
-            help="Listen beyond loopback without a token. Only requests with the host localhost "
-            "or 127.0.0.1 are then answered.",
-        ),
-    ] = False,
-    codec: Annotated[
-        str,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="The payload codec that your workers use inside Everlong's, as acme.codecs:make: a "
-            "PayloadCodec, or a function without arguments that returns one. Without it, values that "
-            "the codec has encrypted stay encrypted here. Or EVERLONG_CODEC.",
-        ),
-    ] = "",
-) -> None:
-    """Serve the dashboard, its JSON API, and the Temporal UI's codec endpoints.
-
-    Open http://127.0.0.1:8234. The Temporal CLI can use the codec endpoints too.
-
-    Examples:
-        everlong serve
-        temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w ops-7
-
-    """
-    # Imported here: other commands should not wait for a web server's imports.
-    from everlong.admin.fleet import refresh_gauges
-    from everlong.admin.web import AppContext, check_exposure, create_admin_app, load_access
-    from everlong.admin.web.server import return_large_blocks, run_server
-
-    return_large_blocks()
-    settings = load_settings()
-    inner = load_codec(codec or settings.codec, "--codec" if codec else "EVERLONG_CODEC")
-    settings = dataclasses.replace(settings, codec=codec or settings.codec)
-    access = load_access(settings)
-    check_exposure(host, is_guarded=not access.is_open, allow_anonymous=allow_anonymous)
-    if not is_free(port, host):
-        raise PortInUse(
-            f"port {port} is in use. Stop the process that listens there, or choose another port "
-            "with --port."
-        )
-    packs = open_configured_packs(
-        settings,
-        memory_bytes_max=limits.SERVER_CACHE_BYTES_MAX,
-        budget=ByteBudget(limits.SERVER_READ_BYTES_MAX),
-    )
-
-    async def connect_server() -> Client:
-        # The admin server only decodes small payloads: a thread's state, answers to queries.
-        return await connect(
-            settings, store=packs.store, decode_bytes_max=limits.SERVER_DECODE_BYTES_MAX
-        )
-
-    providers = open_configured_providers(settings, "everlong-admin")
-    providers.install()
-
-    @contextlib.asynccontextmanager
-    async def publish_gauges() -> AsyncIterator[None]:
-        gauges = refresh_gauges(connect_server, providers.meters)
-        try:
-            async with gauges if providers.has_metrics else contextlib.nullcontext():
-                yield
-        finally:
-            await asyncio.to_thread(providers.shutdown)
-
-    context = AppContext(
-        connect_server,
-        packs,
-        task_queue=settings.task_queue,
-        temporal_ui=temporal_ui or settings.temporal_ui,
-        sweep_options=SweepOptions(retention=read_retention(settings.retention)),
-        index_dir=choose_index_dir(settings),
-        inner_codec=inner,
-    )
-    app = create_admin_app(
-        context, access, cors_origins=cors_origin or (), background=publish_gauges
-    )
-    run_server(app, host, port)
-
-
 async def _dev(
-    settings: Settings, agents: list[str], port: int | None, ui_port: int | None
+    settings: Settings,
+    agents: list[str],
+    port: int | None,
+    ui_port: int | None,
+    watch: SourceWatch | None,
 ) -> None:
-    out.print("Starting ...")
-    async with EmbeddedStack.open(settings, agents, port=port, ui_port=ui_port) as stack:
-        out.print(
-            f"Temporal server  {stack.server.address}\n"
-            f"dashboard        {stack.admin_url}\n"
-            f"Temporal UI      {stack.server.ui_url}\n"
-            f"blob store       {stack.settings.store}\n"
-            f"worker           {', '.join(agents)} on task queue {settings.task_queue}\n"
-            f"logs             {settings.data_dir}\n\n"
-            "In a second terminal:\n"
-            f"  export TEMPORAL_ADDRESS={stack.server.address} EVERLONG_STORE={stack.settings.store}\n"
-            f"  {find_command()} send hello-1 'Hello' --agent NAME\n\n"
-            "Ctrl-C stops everything; the data stays.",
-            soft_wrap=True,
+    _print_text(f"Starting in {settings.data_dir}")
+    report = _StartReport()
+    async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.callback(report.end_line)
+        stack = await cleanup.enter_async_context(
+            EmbeddedStack.open(
+                settings,
+                agents,
+                port=port,
+                ui_port=ui_port,
+                report=report,
+                worker_may_fail=watch is not None,
+            )
         )
-        await stack.wait()
+        report.end_line()
+        rows = _describe_stack(stack)
+        if watch is not None:
+            rows.append(("reload", _describe_watch(watch)))
+        if not stack.agent_names:
+            _print_failure(stack.worker)
+        _print_text("\n" + "\n".join(f"{label:<12} {text}" for label, text in rows))
+        _print_text("\n" + _describe_next_commands(stack))
+        _print_text("\nCtrl-C stops everything; the data stays.")
+        if watch is None:
+            await stack.wait()
+        else:
+            await _run_with_reload(stack, watch)
+
+
+class _StartReport:
+    """A line for each part that starts: its name while it is waited for, then its seconds."""
+
+    def __init__(self) -> None:
+        self._is_line_open = False
+
+    def __call__(self, part: str, seconds: float | None) -> None:
+        self._is_line_open = seconds is None
+        if seconds is None:
+            out.print(f"  {part} … ", end="")
+        else:
+            out.print(f"{seconds:.1f} s")
+
+    def end_line(self) -> None:
+        """End the line of a part that has not started."""
+        if self._is_line_open:
+            self._is_line_open = False
+            out.print("not started")
+
+
+async def _run_with_reload(stack: EmbeddedStack, watch: SourceWatch) -> None:
+    """Restart the worker after each change, until a server ends by itself."""
+    servers = asyncio.ensure_future(stack.wait(without_worker=True))
+    while not servers.done():
+        change = asyncio.ensure_future(watch.wait_for_change())
+        end = asyncio.ensure_future(_report_end(stack))
+        try:
+            await asyncio.wait((servers, change), return_when=asyncio.FIRST_COMPLETED)
+            if change.done():
+                end.cancel()
+                await _restart_worker(stack, change.result())
+        finally:
+            end.cancel()
+            change.cancel()
+    servers.result()
+
+
+async def _report_end(stack: EmbeddedStack) -> None:
+    """Print the reason if the worker ends by itself."""
+    if stack.agent_names:
+        await stack.worker.wait()
+        _print_failure(stack.worker)
+
+
+async def _restart_worker(stack: EmbeddedStack, changed: Sequence[Path]) -> None:
+    # The old worker stops first: while the new code fails to load, old code answers nobody.
+    names = [_shorten(path) for path in changed[:_CHANGES_SHOWN_MAX]]
+    if len(changed) > len(names):
+        names.append(f"{len(changed) - len(names)} more")
+    before, started = stack.agent_names, time.monotonic()
+    _print_text(f"{', '.join(names)} changed: restarting the worker … ", end="")
+    try:
+        await stack.replace_worker()
+    except ProcessFailed:
+        out.print("failed")
+        _print_failure(stack.worker)
+        return
+    out.print(f"{time.monotonic() - started:.1f} s")
+    if before != stack.agent_names:
+        _print_text(f"agents: {', '.join(stack.agent_names)}")
+
+
+def _print_failure(worker: ManagedProcess) -> None:
+    lines = worker.output().splitlines()
+    said = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if said:
+        text = "\n".join(lines[said[-1] :])
+    elif worker.returncode is not None:
+        text = f"error: {worker.make_exit_error()}"
+    else:
+        text = f"error: the worker has not started yet. Its log is {worker.log}"
+    err.print(sanitise(text), markup=False, soft_wrap=True)
+    err.print("No worker runs now: threads wait. The next change to a file starts it again.")
+
+
+def _describe_stack(stack: EmbeddedStack) -> list[tuple[str, str]]:
+    names, paths = stack.agent_names, stack.agents
+    both = [f"{name} ({path})" for name, path in zip(names, paths, strict=False)]
+    return [
+        ("dashboard", stack.admin_url),
+        ("Temporal UI", stack.server.ui_url),
+        ("Temporal", f"{stack.server.address}, task queue {stack.settings.task_queue}"),
+        ("store", stack.settings.store),
+        ("agents", ", ".join(both if len(names) == len(paths) else names or paths)),
+        ("logs", str(stack.settings.data_dir)),
+    ]
+
+
+def _describe_watch(watch: SourceWatch) -> str:
+    here = Path.cwd()
+    roots = ", ".join("this directory" if root == here else str(root) for root in watch.roots)
+    bound = "" if watch.is_complete else ", and no more: too many to watch all"
+    return f"{watch.files} Python file{'s' * (watch.files != 1)} in {roots}{bound}"
+
+
+def _shorten(path: Path) -> str:
+    """Return a path relative to this directory if it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _describe_next_commands(stack: EmbeddedStack) -> str:
+    """Return commands for a second terminal that work as they are, with the first agent's own name."""
+    name = stack.agent_names[0] if stack.agent_names else "AGENT"
+    thread_id = quote_id(f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-') or 'thread'}-1")
+    command = find_command()
+    exports = _list_exports(stack)
+    where = "" if exports else ", in this directory"
+    lines = [
+        *([f"export {' '.join(exports)}"] if exports else []),
+        f"{command} send {thread_id} 'Hello' --agent {shlex.quote(name)}",
+        f"{command} show {thread_id}",
+        f"{command} threads",
+    ]
+    return f"In a second terminal{where}:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _list_exports(stack: EmbeddedStack) -> list[str]:
+    """Return the variables without which a command in this directory would not find the stack."""
+    address, store = stack.server.address, stack.settings.store
+    try:
+        found = load_settings()
+    except ConfigError:
+        return [f"TEMPORAL_ADDRESS={address}", f"EVERLONG_STORE={shlex.quote(store)}"]
+    namespace = found.temporal.get("namespace") or EMBEDDED_NAMESPACE
+    wanted = {
+        "TEMPORAL_ADDRESS": (found.temporal.get("target_host"), address),
+        "TEMPORAL_NAMESPACE": (namespace, EMBEDDED_NAMESPACE),
+        "EVERLONG_STORE": (found.store, store),
+    }
+    return [f"{name}={shlex.quote(to)}" for name, (now, to) in wanted.items() if now != to]
+
+
+def _print_text(text: str, end: str = "\n") -> None:
+    out.print(sanitise(text), markup=False, soft_wrap=True, end=end)
 
 
 def _load_embedded_settings(data_dir: Path | None) -> Settings:

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -18,8 +19,8 @@ from everlong.embedded.server import (
     claim_port,
     start_server,
 )
-from everlong.errors import DataDirUnusable
-from everlong.worker import READY as WORKER_READY
+from everlong.errors import DataDirUnusable, ProcessFailed
+from everlong.worker_options import READY as WORKER_READY
 
 CODEC_SERVER_READY: Final = "Uvicorn running on"
 ADMIN_PORT_DEFAULT: Final = 8234
@@ -38,7 +39,8 @@ class EmbeddedStack:
     codec_server: ManagedProcess
     worker: ManagedProcess
     admin_port: int
-    _workers: int = 1
+    _ready: str = ""
+    """The line that the worker prints once it polls."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -50,17 +52,23 @@ class EmbeddedStack:
         port: int | None = None,
         ui_port: int | None = None,
         prepare: Callable[[Path], None] = lambda _: None,
+        report: Callable[[str, float | None], None] = lambda _name, _seconds: None,
+        worker_may_fail: bool = False,
     ) -> AsyncIterator[Self]:
         """Start the stack in `settings.data_dir`, with the data that is there.
 
         `prepare` is called with the directory once it is locked. Without explicit ports, Temporal's
-        usual ones are used if they are free, or else any free ones.
+        usual ones are used if they are free, or else any free ones. `report` is called with a part's
+        name and None when it is waited for, and with its seconds when it is ready. A worker that does
+        not start is an error, unless it `may_fail`: then the stack runs without one.
         """
         data_dir = settings.data_dir
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.enter_context(lock_data_dir(data_dir))
             prepare(data_dir)
             codec_port = cleanup.enter_context(claim_port(ADMIN_PORT_DEFAULT))
+            started = time.monotonic()
+            report("Temporal server", None)
             server = await start_server(
                 data_dir,
                 port=port,
@@ -69,15 +77,26 @@ class EmbeddedStack:
                 codec_endpoint=f"http://{LOOPBACK}:{codec_port}",
             )
             cleanup.callback(server.process.stop)
+            report("Temporal server", time.monotonic() - started)
             settings = point_to_embedded(settings, server.address)
             settings = dataclasses.replace(settings, temporal_ui=server.ui_url)
+            started = time.monotonic()
             codec_server = start_codec_server(settings, codec_port, server.ui_port)
             cleanup.callback(codec_server.stop)
             worker = start_worker(settings, agents)
             stack = cls(settings, agents, server, codec_server, worker, codec_port)
             cleanup.callback(lambda: stack.worker.stop())
+            report("dashboard", None)
             await codec_server.wait_for_output(CODEC_SERVER_READY, _READY_SECONDS_MAX)
-            await worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
+            report("dashboard", time.monotonic() - started)
+            report("worker", None)
+            try:
+                await stack._wait_for_worker()
+            except ProcessFailed:
+                if not worker_may_fail:
+                    raise
+            else:
+                report("worker", time.monotonic() - started)
             yield stack
 
     @property
@@ -85,16 +104,29 @@ class EmbeddedStack:
         """URL of the dashboard."""
         return f"http://{LOOPBACK}:{self.admin_port}"
 
-    async def replace_worker(self) -> None:
-        """Stop the worker and start another, with its own log."""
-        self.worker.stop()
-        self._workers += 1
-        self.worker = start_worker(self.settings, self.agents, name=f"worker-{self._workers}")
-        await self.worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
+    @property
+    def agent_names(self) -> list[str]:
+        """Names of the agents that the worker has loaded; empty if it did not start."""
+        names = self._ready.removeprefix(f"{WORKER_READY}: ").rpartition(" on task queue ")[0]
+        if len(self.agents) == 1 and names:
+            return [names]  # It may contain a comma.
+        return names.split(", ") if names else []
 
-    async def wait(self) -> None:
+    async def replace_worker(self) -> None:
+        """Stop the worker and start another; raise `ProcessFailed` if it does not start."""
+        # In an OS thread: a worker takes up to 10 s to complete the calls in progress.
+        await asyncio.to_thread(self.worker.stop)
+        self.worker = start_worker(self.settings, self.agents)
+        await self._wait_for_worker()
+
+    async def _wait_for_worker(self) -> None:
+        self._ready = ""
+        self._ready = await self.worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
+
+    async def wait(self, *, without_worker: bool = False) -> None:
         """Wait until a process of the stack ends by itself, and raise its error."""
-        parts = (self.server.process, self.codec_server, self.worker)
+        parts = [self.server.process, self.codec_server]
+        parts += [] if without_worker else [self.worker]
         waits = [asyncio.ensure_future(part.wait()) for part in parts]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +139,7 @@ class EmbeddedStack:
 def start_worker(
     settings: Settings, agents: Sequence[str], *, name: str = "worker"
 ) -> ManagedProcess:
-    """Start `everlong worker`; it prints `worker.READY` once it polls."""
+    """Start `everlong worker`; it prints `WORKER_READY` once it polls."""
     return _start_everlong(name, ["worker", *agents], settings)
 
 

@@ -26,7 +26,7 @@ from everlong.embedded import ManagedProcess, TemporalServer, start_server, star
 from everlong.models import Kind, Message
 from everlong.storage import open_store
 from everlong.testing import workload
-from everlong.worker import READY
+from everlong.worker_options import READY
 from tests.support.scale import scaled
 from tests.support.scripted_agents import pages_answer
 from tests.support.threads import Threads, open_threads

@@ -21,7 +21,7 @@ from everlong.embedded.server import find_free_port
 from everlong.storage import BlobStore
 from everlong.telemetry.exporters import ExportSettings, open_providers
 from everlong.testing import ScriptedModel
-from everlong.worker import READY
+from everlong.worker_options import READY
 from tests.support.scripted_agents import call
 from tests.support.thread_driver import Drive, call_then_answer
 

@@ -22,7 +22,7 @@ from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.models import SWEEPER_WORKFLOW, SweepOptions
 from everlong.storage import open_store
 from everlong.telemetry.metrics import METRICS
-from everlong.worker import READY
+from everlong.worker_options import READY
 from tests.support.prometheus_names import CORE, series_labels, series_names
 from tests.support.thread_driver import DrivenThread
 from tests.support.threads import Threads, open_threads

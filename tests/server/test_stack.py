@@ -99,7 +99,7 @@ async def test_dev_runs_the_stack_and_ctrl_c_stops_all_of_it(
     await short_dev.wait_for_output(UP, 60)
     parts = children(short_dev.pid)
     assert set(parts) == {"start-dev", "serve", "worker"}
-    assert f"Temporal server  127.0.0.1:{port}" in short_dev.output()
+    assert f"Temporal     127.0.0.1:{port}" in short_dev.output()
 
     def everlong(*arguments: str) -> str:
         return run(*EVERLONG, *arguments, data_dir=data_dir, port=port)
@@ -171,7 +171,7 @@ async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
 )
 async def test_a_dead_part_stops_the_stack_and_is_named(dev: ManagedProcess, part: str) -> None:
     await dev.wait_for_output(UP, 60)
-    assert f"{DEMO} on task queue" in dev.output()
+    assert f"demo ({DEMO})" in dev.output()
     parts = children(dev.pid)
     os.kill(parts[part], signal.SIGKILL)
     assert await dev.wait() == 3

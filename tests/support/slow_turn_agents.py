@@ -24,7 +24,7 @@ from everlong.embedded.server import find_free_port
 from everlong.models import Message, call_digest
 from everlong.storage import open_store
 from everlong.testing import ScriptedModel
-from everlong.worker import READY
+from everlong.worker_options import READY
 from tests.support.scripted_agents import call, calls_done
 
 ANSWER = "done"

@@ -9,7 +9,7 @@ from typing import Self
 
 from everlong.config import Settings
 from everlong.embedded import ManagedProcess, start_worker
-from everlong.worker import READY
+from everlong.worker_options import READY
 
 WORKERS = 2
 PAUSE_SECONDS = (3.0, 7.0)

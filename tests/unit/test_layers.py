@@ -163,12 +163,22 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"temporalio", "opentelemetry"},
     ),
+    "banner": ({"", "agents", "config", "storage"}, STDLIB_ONLY),
     "worker": (
-        {"agents", "config", "connection", "errors", "models", "plugin"},
+        {
+            "agents",
+            "banner",
+            "config",
+            "connection",
+            "errors",
+            "models",
+            "plugin",
+            "worker_options",
+        },
         {"temporalio"},
     ),
     "embedded": (
-        {"config", "errors", "limits", "models/search_attributes", "models", "worker"},
+        {"config", "errors", "limits", "models/search_attributes", "models", "worker_options"},
         {"temporalio"},
     ),
     "admin": (
@@ -236,6 +246,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "",
             "admin",
             "archive",
+            "banner",
             "doctor",
             "queries",
             "queries/engine",
