@@ -115,14 +115,20 @@ class ProviderModel:
             case exceptions.ModelConnectionError():
                 return self._make_unavailable("the provider cannot be reached", error)
         status = error.status_code if isinstance(error, exceptions.ModelHTTPError) else None
-        if status in _NO_ROUTE_STATUSES and self._may_lack_responses():
-            return self._make_no_responses(status, error)
+        if status in _NO_ROUTE_STATUSES and (hint := self._make_chat_hint()):
+            reason = _quote_reason(getattr(error, "body", None))
+            return self._make_refusal(
+                f"the server answered /responses with status {status}: {reason}{hint}"
+            )
         if refusal := self._find_refusal(error, status):
             return refusal
         if status is not None:
             return self._make_unavailable(f"the provider answered with status {status}", error)
         kind = type(error).__name__
-        return self._make_unavailable(f"the provider gave no usable reply ({kind})", error)
+        # Some servers answer a path that they do not have with status 200 and an error.
+        return self._make_unavailable(
+            f"the provider gave no usable reply ({kind}){self._make_chat_hint()}", error
+        )
 
     def _find_refusal(self, error: Exception, status: int | None) -> ModelRefused | None:
         """Return a `ModelRefused` if every retry of the call would meet the same error."""
@@ -151,18 +157,15 @@ class ProviderModel:
             return None
         return self._make_refusal(f"the provider answered with status {status}")
 
-    def _may_lack_responses(self) -> bool:
-        """Return whether the model is named by `openai:` and its server is not OpenAI's."""
-        is_responses = self._named and self._name.partition(":")[0] in _RESPONSES_NAMES
-        return is_responses and "//api.openai.com" not in (self._model.base_url or "")
-
-    def _make_no_responses(self, status: int, error: Exception) -> ModelRefused:
+    def _make_chat_hint(self) -> str:
+        """Return the name to try if the server may lack the Responses API; empty if it is OpenAI's."""
         provider, _, model = self._name.partition(":")
-        reason = _quote_reason(getattr(error, "body", None))
-        return self._make_refusal(
-            f"the server at OPENAI_BASE_URL answered status {status} at /responses ({reason}). "
-            f"'{provider}:' needs the Responses API. If the server speaks only chat completions, use "
-            f"'openai-chat:{model}'."
+        is_responses = self._named and provider in _RESPONSES_NAMES
+        if not is_responses or "//api.openai.com" in (self._model.base_url or ""):
+            return ""
+        return (
+            f". {provider!r} names the Responses API: if the server at OPENAI_BASE_URL speaks only chat "
+            f"completions, use 'openai-chat:{model}'"
         )
 
     def _make_bad_key(self, status: int | None) -> ModelRefused:
@@ -335,6 +338,8 @@ def _build_model(model: object) -> PydanticModel[Any]:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - clients differ in what they raise for a missing key
         reason = str(error).partition(" To try Pydantic AI without")[0]
+        if "`OPENAI_API_KEY`" in reason:
+            reason += " A local server needs no key, but its address in OPENAI_BASE_URL."
     raise ConfigError(
         f"model {model!r} cannot be used: {make_printable(reason, _QUOTED_CHARS_MAX * 2)}"
     )

@@ -140,8 +140,21 @@ async def test_a_server_without_the_responses_api_gets_the_name_that_works(
         error = await failure(server, open_models(server, "openai:qwen3"))
     assert [request.path for request in server.requests] == ["/v1/responses"]
     assert isinstance(error, ModelRefused)
-    assert f"answered status {response.status} at /responses ({reason})" in str(error)
-    assert "speaks only chat completions, use 'openai-chat:qwen3'" in str(error)
+    assert str(error) == (
+        f"model 'openai:qwen3': the server answered /responses with status {response.status}: {reason}. "
+        "'openai' names the Responses API: if the server at OPENAI_BASE_URL speaks only chat "
+        "completions, use 'openai-chat:qwen3'"
+    )
+
+
+async def test_a_server_that_answers_every_path_is_asked_again_with_the_name_that_may_work(
+    open_models: Opener,
+) -> None:
+    unexpected = {"error": "Unexpected endpoint or method. (POST /v1/responses)"}  # LM Studio.
+    async with ProviderServer(unexpected) as server:
+        error = await failure(server, open_models(server, "openai:qwen3"))
+    assert isinstance(error, ModelUnavailable)
+    assert str(error).endswith("use 'openai-chat:qwen3'")
 
 
 async def test_the_name_that_an_error_gives_works_without_a_key(
@@ -345,7 +358,7 @@ async def test_one_recoverable_model_of_several_makes_an_error_retryable(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("openai:gpt-5", "OPENAI_API_KEY"),
+        ("openai:gpt-5", "OPENAI_API_KEY.* A local server needs no key, but .* OPENAI_BASE_URL"),
         (CLAUDE, "ANTHROPIC_API_KEY"),
         ("cohere:command", r"pip install .*cohere"),
         ("gpt-5-of-nobody", "Unknown model"),
