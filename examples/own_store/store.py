@@ -24,6 +24,7 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._database = sqlite3.connect(path, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")  # A commit is on disk when it returns.
         self._database.execute(TABLE)
 
     def __repr__(self) -> str:
@@ -38,7 +39,7 @@ class SqliteStore:
         row = (check_key(key), data, time.time_ns() // 1_000_000)
 
         def insert(database: sqlite3.Connection) -> bool:
-            with database:  # Commits: when this returns, the bytes are on disk.
+            with database:  # Commits.
                 done = database.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?, ?)", row)
             return done.rowcount == 1
 

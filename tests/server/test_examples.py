@@ -22,6 +22,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.worker import load_agent
+from examples import environment
 from examples.local_model import fake_server
 from tests.support.otlp_receiver import http_receiver
 
@@ -169,6 +170,12 @@ def test_the_commands_of_every_readme_exist() -> None:
         load_agents(name)  # Raises if a README names an agent that does not exist.
     assert violations == []
     assert len(FOLDERS) >= 9
+
+
+def test_an_example_without_a_server_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(SystemExit, match="No Temporal server answers at 127.0.0.1:1.*everlong dev"):
+        environment.run(load_main("quickstart"))
 
 
 def test_the_index_lists_every_example() -> None:
