@@ -4,7 +4,9 @@
     ├── ConfigError                 permanent, exit 2: a setting or an argument is wrong
     │   ├── UnknownStoreScheme      the scheme of a store URL is not supported
     │   ├── PluginNotOnClient       the plugin is on the Worker but not on its Client
-    │   └── AgentNotFound           `module:agent` does not name an Agent
+    │   ├── AgentNotFound           `module:agent` does not name an Agent
+    │   ├── RecordingMissing        in tests: there is no recording of a model, and none may be made
+    │   └── RecordingMismatch       in tests: the recording has no reply for a request
     ├── StackError                  exit 3: the embedded stack cannot start or continue
     │   ├── TemporalBinaryMissing   permanent: the `temporal` program is not installed
     │   ├── PortInUse               permanent until the port is free
@@ -95,6 +97,14 @@ class PluginNotOnClient(ConfigError):
 
 class AgentNotFound(ConfigError):
     """A `module:agent` argument does not name an `everlong.Agent`."""
+
+
+class RecordingMissing(ConfigError):
+    """A recorded model has no file, and was not asked to record one."""
+
+
+class RecordingMismatch(ConfigError):
+    """A recorded model has no reply for a request; the message names what differs."""
 
 
 class StackError(EverlongError):

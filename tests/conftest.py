@@ -14,12 +14,15 @@ from xdist.remote import Producer  # type: ignore[import-untyped] # it has no st
 from everlong.embedded import TemporalServer, start_server
 from everlong.interceptors import sdk_internals
 from everlong.storage import BlobStore, open_store
+from everlong.testing.time_skipping import SERVER_SETTINGS
 from tests.support.namespaces import QUICK_DELETES
 from tests.support.scale import IS_FULL
 from tests.support.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
+
+pytest_plugins = ["everlong.testing.pytest_plugin"]
 
 HERE = Path(__file__).parent
 # The sandbox imports the module of a workflow again for each run and each replay. A test module
@@ -87,9 +90,16 @@ def features_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
     folder = tmp_path_factory.mktemp("temporal")
-    running = asyncio.run(start_server(folder, dynamic_config=QUICK_DELETES, durable=False))
+    running = asyncio.run(
+        start_server(folder, dynamic_config={**QUICK_DELETES, **SERVER_SETTINGS}, durable=False)
+    )
     with running.process:
         yield running
+
+
+@pytest.fixture(scope="session")
+def everlong_address(server: TemporalServer) -> str:
+    return server.address
 
 
 @pytest.fixture

@@ -1,29 +1,78 @@
 """A model that follows a script: no API key, no network, the same replies on every run."""
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from pydantic_core import to_json
 
 from everlong.agents import Reply, Tool
-from everlong.models import Message
+from everlong.errors import ConfigError
+from everlong.models import Message, ToolCall
+
+Answer: TypeAlias = str | ToolCall | Sequence[ToolCall] | Reply
+"""A reply in a list: a text that ends the turn, one tool call, several, or a whole `Reply`."""
+Script: TypeAlias = Callable[[Sequence[Message]], Reply] | Sequence[Answer]
+"""A function of the conversation, or a list of replies in order."""
 
 
 class ScriptedModel:
-    """Replies with `script(turn)`, where `turn` is the conversation since the last user message.
+    """Replies as its script says. Tokens and costs are those of the script's `Reply`.
 
-    With `whole=True`, `turn` is the whole context, as a provider would get it. The model is stateless:
-    its reply depends on the conversation alone, so a step that is retried after a crash gets the same
-    reply. Tokens and costs are those of the script's `Reply`.
+    A function is called with the conversation since the last user message; with `whole=True`, with the
+    whole context, as a provider would get it. Its reply depends on the conversation alone, so a step
+    that is retried after a crash gets the same reply.
+
+    A list has the replies in order: `[call("read_log", service="api"), "The log is empty."]`. A request
+    that is repeated gets the same reply again. The process counts, so a list is for tests; a request
+    beyond its end raises `ConfigError`.
     """
 
-    def __init__(
-        self, script: Callable[[Sequence[Message]], Reply], *, whole: bool = False
-    ) -> None:
+    def __init__(self, script: Script, *, whole: bool = False) -> None:
         self._script = script
         self._whole = whole
+        self._numbers: dict[bytes, int] = {}
+        """Number of the reply to each request, by the request's digest."""
 
     async def reply(
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> Reply:
         """See `Model`."""
+        if not callable(self._script):
+            return self._find_next(self._script, messages)
         users = [number for number, message in enumerate(messages) if message.role == "user"]
         # Compaction may have left no user message: then the turn is the whole context.
         return self._script(messages if self._whole or not users else messages[users[-1] :])
+
+    def _find_next(self, script: Sequence[Answer], messages: Sequence[Message]) -> Reply:
+        request = hashlib.blake2b(to_json(list(messages)), digest_size=16).digest()
+        number = self._numbers.setdefault(request, len(self._numbers))
+        if number >= len(script):
+            raise ConfigError(
+                f"the script has {len(script)} replies, and the model was asked for another, after a "
+                f"message of role {messages[-1].role!r}. Add a reply to the script."
+            )
+        return _build_reply(script[number])
+
+
+def _build_reply(answer: Answer) -> Reply:
+    if isinstance(answer, Reply):
+        return answer
+    if isinstance(answer, str):
+        return Reply(text=answer)
+    if isinstance(answer, ToolCall):
+        return Reply(tool_calls=(answer,))
+    return Reply(tool_calls=tuple(answer))
+
+
+def call(tool: Tool | str, /, **arguments: Any) -> ToolCall:
+    """Return a call of a tool, for a script: `call("restart", service="api")`, or `call(restart, ...)`.
+
+    Its id is derived from the tool and the arguments, so two equal calls in one reply need a `ToolCall`
+    with an id of your own.
+    """
+    name = tool if isinstance(tool, str) else tool.name
+    text = json.dumps(arguments)
+    digest = hashlib.blake2b(f"{name}\0{text}".encode(), digest_size=4).hexdigest()
+    return ToolCall(id=f"call-{digest}", tool=name, arguments=text)

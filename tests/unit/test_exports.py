@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import everlong
-from everlong import errors
+from everlong import errors, testing
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +32,32 @@ def test_export_list_is_pinned() -> None:
         "tool",
     ]
     assert all(hasattr(everlong, name) for name in everlong.__all__)
+
+
+def test_export_list_of_the_testing_kit_is_pinned() -> None:
+    assert sorted(testing.__all__) == [
+        "AskedCall",
+        "DrivenThread",
+        "EverlongEnv",
+        "FakeApprover",
+        "RecordedModel",
+        "RecordedSpans",
+        "RunAgent",
+        "ScriptedModel",
+        "Step",
+        "ThreadSizes",
+        "ToolRecord",
+        "call",
+    ]
+    assert all(hasattr(testing, name) for name in testing.__all__)
+
+
+def test_a_scripted_agent_imports_neither_a_server_nor_the_test_environment() -> None:
+    loaded = imported_with(
+        "from everlong.testing import ScriptedModel",
+        *("pytest", "temporalio", "everlong.plugin", "everlong.embedded"),
+    )
+    assert loaded == "[]"
 
 
 def test_version_is_the_projects() -> None:

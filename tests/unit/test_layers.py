@@ -271,7 +271,20 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"typer", "rich", "temporalio"},
     ),
-    "testing": ({"agents", "errors", "limits", "models", "storage"}, STDLIB_ONLY),
+    "testing": (
+        {
+            "agents",
+            "client",
+            "embedded",
+            "errors",
+            "limits",
+            "models",
+            "plugin",
+            "policy",
+            "storage",
+        },
+        PURE | {"google", "opentelemetry", "pytest", "temporalio"},
+    ),
     "": (
         {"agents", "client", "config", "errors", "models", "plugin", "policy", "storage"},
         {"temporalio"},
