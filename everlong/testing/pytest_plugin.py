@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from everlong import BlobStore
+    from everlong.storage import BlobStore
     from everlong.testing import EverlongEnv, RecordedModel, RunAgent
 
 _RECORD = "--everlong-record"

@@ -328,7 +328,7 @@ def _list_differences(recorded: _Request, now: _Request) -> Iterator[str]:
         elif recorded.tools[name] != now.tools[name]:
             yield f"tool {name!r} has another description or other parameters"
     if len(recorded.messages) != len(now.messages):
-        yield f"{len(recorded.messages)} messages were recorded, now there are {len(now.messages)}"
+        yield f"the number of messages is {len(now.messages)}, recorded were {len(recorded.messages)}"
     for number, (before, after) in enumerate(zip(recorded.messages, now.messages, strict=False), 1):
         if before != after:
             yield f"message {number} {_describe_difference(before, after)}"

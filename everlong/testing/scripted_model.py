@@ -50,7 +50,7 @@ class ScriptedModel:
         number = self._numbers.setdefault(request, len(self._numbers))
         if number >= len(script):
             raise ConfigError(
-                f"the script has {len(script)} replies, and the model was asked for another, after a "
+                f"the model was asked for reply {number + 1} of a script of {len(script)}, after a "
                 f"message of role {messages[-1].role!r}. Add a reply to the script."
             )
         return _build_reply(script[number])

@@ -21,6 +21,7 @@ from everlong.testing import (
     RunAgent,
     call,
 )
+from everlong.testing.scripted_model import Script
 from everlong.testing.time_skipping import skip_time
 
 pytest_plugins = ["pytester"]
@@ -153,7 +154,7 @@ async def test_an_error_in_the_tests_own_parts_ends_the_test_at_once(
         assert await thread.ask("go") == "recorded"
     async with run_agent(OPS, RecordedModel(path)) as thread:
         assert await thread.ask("go") == "recorded"
-        with pytest.raises(RecordingMismatch, match="1 messages were recorded, now there are 3"):
+        with pytest.raises(RecordingMismatch, match="the number of messages is 3, recorded were 1"):
             await thread.ask("and then?")
 
     with pytest.raises(DecisionRefused, match="'eve' may not decide"):
@@ -182,7 +183,8 @@ async def test_a_test_never_calls_a_provider_by_accident(run_agent: RunAgent) ->
 async def test_sub_agents_have_scripts_by_name(run_agent: RunAgent) -> None:
     helper = Agent(name="helper", model="openai:gpt-5", instructions="Help.")
     lead = Agent(name="lead", model="openai:gpt-5", tools=[helper])
-    scripts = {"lead": [call("helper", request="why?"), "because"], "helper": ["out of memory"]}
+    lead_script: Script = [call("helper", request="why?"), "because"]
+    scripts = {"lead": lead_script, "helper": ["out of memory"]}
     async with run_agent(lead, scripts) as thread:
         assert await thread.ask("why?") == "because"
         [asked] = await thread.tool_calls()

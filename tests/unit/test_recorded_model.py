@@ -110,7 +110,7 @@ async def test_recording_again_writes_the_same_bytes(recorded: Path, tmp_path: P
             r"message 3 \(tool look\): its text differs, from",
         ),
         ((ASK, CALL, result("x" + "line\n" * 1000)), {}, "from character 1 on .*5000 .*now 5001"),
-        ((ASK, CALL), {}, "3 messages were recorded|1 messages were recorded"),
+        ((ASK, CALL), {}, "the number of messages is 2, recorded were 3"),
         (CONVERSATION, {"instructions": "Watch!"}, "the instructions differ"),
         (CONVERSATION, {"tools": []}, "tool 'look' is gone"),
         ((ASK, result("x"), result("y")), {}, "message 2 was of role 'assistant', now 'tool'"),

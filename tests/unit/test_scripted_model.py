@@ -4,6 +4,7 @@ from everlong import Reply, tool
 from everlong.errors import ConfigError
 from everlong.models import Message, ToolCall
 from everlong.testing import ScriptedModel, call
+from everlong.testing.scripted_model import Script
 
 
 @tool
@@ -18,7 +19,12 @@ def says(role: str, text: str) -> Message:
 
 async def test_a_list_of_replies_is_given_in_order() -> None:
     other = ToolCall(id="2", tool="look", arguments="{}")
-    script = [call(restart, service="api"), [call("look", at=1), other], Reply(text="so"), "done"]
+    script: Script = [
+        call(restart, service="api"),
+        [call("look", at=1), other],
+        Reply(text="so"),
+        "done",
+    ]
     model = ScriptedModel(script)
     found = [await model.reply("", [says("user", str(n))], ()) for n in range(4)]
     names = [[each.tool for each in reply.tool_calls] for reply in found]
@@ -38,5 +44,5 @@ async def test_a_repeated_request_gets_the_same_reply() -> None:
 async def test_a_script_that_is_too_short_says_so() -> None:
     model = ScriptedModel(["only"])
     await model.reply("", [says("user", "a")], ())
-    with pytest.raises(ConfigError, match="has 1 replies.* after a message of role 'tool'"):
+    with pytest.raises(ConfigError, match=r"reply 2 of a script of 1, after a .*'tool'"):
         await model.reply("", [says("user", "a"), says("tool", "b")], ())
