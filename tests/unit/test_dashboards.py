@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the page about them name what there is, and all of it."""
+"""The dashboard, the alerts and the pages about them name what there is, and all of it."""
 
 import inspect
 import json
@@ -24,6 +24,7 @@ from tests.support.prometheus_names import CORE, base_name, series_labels, serie
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 OPERATIONS = (ROOT / "docs/how-to/operate.md").read_text()
+OBSERVE = (ROOT / "docs/how-to/observe.md").read_text()
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/everlong.json").read_text())
 
 # Metrics that no panel shows, each with the reason.
@@ -121,7 +122,7 @@ def test_every_metric_has_a_panel_or_a_reason_why_not() -> None:
 @pytest.mark.guarantee(82)
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_every_metric_is_documented(metric: Metric) -> None:
-    [row] = [line for line in OPERATIONS.splitlines() if line.startswith(f"| `{metric.name}` |")]
+    [row] = [line for line in OBSERVE.splitlines() if line.startswith(f"| `{metric.name}` |")]
     name = base_name(metric) + ("_total" if "counter" in metric.kind else "")
     assert f"`{name}`" in row
     for label in metric.labels:
@@ -135,8 +136,8 @@ def test_every_span_and_search_attribute_is_documented() -> None:
         *(spans.ARCHIVE, spans.SWEEP),
     ]
     for name in names:
-        assert re.search(rf"^\| `{re.escape(name)}[` ]", OPERATIONS, flags=re.MULTILINE), name
-    assert all(f"`{name}`" in OPERATIONS for name in SEARCH_ATTRIBUTES)
+        assert re.search(rf"^\| `{re.escape(name)}[` ]", OBSERVE, flags=re.MULTILINE), name
+    assert all(f"`{name}`" in OBSERVE for name in SEARCH_ATTRIBUTES)
 
 
 def test_every_alert_describes_its_problem_and_links_its_runbook() -> None:
