@@ -68,10 +68,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return Scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
+def pytest_collection() -> None:
+    """Import all tests without garbage collection, which would scan the modules again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Freeze the modules and items of all tests: the garbage collector need not scan them again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

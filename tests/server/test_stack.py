@@ -22,6 +22,7 @@ from everlong.config import build_store_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import find_free_port, find_temporal
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+from tests.support.forked_command import run_command
 from tests.unit.test_process import wait_until_gone
 
 ROOT = Path(__file__).parents[2]
@@ -79,13 +80,22 @@ def children(pid: int) -> dict[str, int]:
 
 
 def run(*arguments: str, data_dir: Path, port: int) -> str:
-    env = {
-        **os.environ,
-        "TEMPORAL_ADDRESS": f"127.0.0.1:{port}",
-        "EVERLONG_DATA_DIR": str(data_dir),
-    }
+    """Run `everlong` against the stack, and return its output."""
+    env = {"TEMPORAL_ADDRESS": f"127.0.0.1:{port}", "EVERLONG_DATA_DIR": str(data_dir)}
+    done = run_command(*arguments, cwd=data_dir, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def show_with_temporal(thread_id: str, port: int, *options: str) -> str:
+    """Return the history of a thread as Temporal's own command shows it."""
+    command = [find_temporal(), "workflow", "show", "--address", f"127.0.0.1:{port}"]
     return subprocess.run(
-        arguments, env=env, capture_output=True, text=True, timeout=60, check=True
+        [*command, "-w", thread_id, "-o", "json", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     ).stdout
 
 
@@ -102,7 +112,7 @@ async def test_dev_runs_the_stack_and_ctrl_c_stops_all_of_it(
     assert f"Temporal     127.0.0.1:{port}" in short_dev.output()
 
     def everlong(*arguments: str) -> str:
-        return run(*EVERLONG, *arguments, data_dir=data_dir, port=port)
+        return run(*arguments, data_dir=data_dir, port=port)
 
     assert "queued" in everlong("send", "kept", "Hello", "--agent", "demo", "--no-wait")
     client = await Client.connect(f"127.0.0.1:{port}", plugins=[plugin(data_dir)])
@@ -125,13 +135,13 @@ async def test_the_next_start_continues_with_the_data(
     short_dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:
     await short_dev.wait_for_output(UP, 60)
-    shown = json.loads(run(*EVERLONG, "show", "kept", "--json", data_dir=data_dir, port=port))
+    shown = json.loads(run("show", "kept", "--json", data_dir=data_dir, port=port))
     assert shown["counters"]["answered"] == 1
     assert shown["size"]["blob_bytes"] == shown["counters"]["written_bytes"]
-    table = run(*EVERLONG, "show", "kept", data_dir=data_dir, port=port)
+    table = run("show", "kept", data_dir=data_dir, port=port)
     assert "1 of 1 answered" in table
     assert "KiB in" in table
-    assert "will stop" in run(*EVERLONG, "stop", "kept", data_dir=data_dir, port=port)
+    assert "will stop" in run("stop", "kept", data_dir=data_dir, port=port)
     client = await Client.connect(f"127.0.0.1:{port}")
     registered = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace="default")
@@ -147,11 +157,8 @@ async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
     log = (data_dir / "codec-server.log").read_text()
     endpoint = re.search(r"http://127\.0\.0\.1:\d+", log)
     assert endpoint is not None
-    show = [find_temporal(), "workflow", "show", "--address", f"127.0.0.1:{port}", "-w", "kept"]
-    plain = run(*show, "-o", "json", data_dir=data_dir, port=port)
-    decoded = run(
-        *show, "-o", "json", "--codec-endpoint", endpoint[0], data_dir=data_dir, port=port
-    )
+    plain = show_with_temporal("kept", port)
+    decoded = show_with_temporal("kept", port, "--codec-endpoint", endpoint[0])
     encoding = base64.b64encode(INLINE_ENCODING).decode()
     assert encoding in plain
     assert encoding not in decoded
@@ -222,20 +229,11 @@ def test_a_namespace_that_does_not_exist_is_named(
     server: TemporalServer, tmp_path: Path, command: list[str]
 ) -> None:
     env = {
-        **os.environ,
         "TEMPORAL_ADDRESS": server.address,
         "TEMPORAL_NAMESPACE": "nowhere",
         "EVERLONG_STORE": tmp_path.as_uri(),
     }
-    result = subprocess.run(
-        [*EVERLONG, *command],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run_command(*command, cwd=tmp_path, env=env)
     assert result.returncode == 4, result.stderr
     assert "nowhere" in result.stderr
     assert "TEMPORAL_NAMESPACE" in result.stderr

@@ -17,11 +17,8 @@ from everlong.embedded import start_server
 from everlong.embedded.server import find_free_port
 from everlong.storage import open_store
 from tests.server.test_codec_server import LARGE_BYTES, serve, swap, value
+from tests.support.dashboard import CHROMIUM, FLAGS
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
 WAIT_MS = 60_000
 
 pytestmark = pytest.mark.skipif(

@@ -51,22 +51,20 @@ def make_context(
     )
 
 
-# An application takes 0.25 s to create, so each event loop keeps one: without a Temporal server, and
-# either open to all or with one person for each role.
-_APPS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, FastAPI]] = WeakKeyDictionary()
 ROLES = roles()
+# An application takes 0.3 s of CPU to create, so each event loop keeps one for each set of arguments.
+_Arguments = tuple[AppContext | None, Access | None, tuple[str, ...]]
+_APPS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Arguments, FastAPI]] = WeakKeyDictionary()
 
 
 def _app(context: AppContext | None, access: Access | None, cors_origins: Sequence[str]) -> FastAPI:
-    if context is not None or cors_origins or not (access is None or access is ROLES):
-        return create_admin_app(
+    made = _APPS.setdefault(asyncio.get_running_loop(), {})
+    key = (context, access, tuple(cors_origins))
+    if key not in made:
+        made[key] = create_admin_app(
             context or make_context(), access or Access(), cors_origins=cors_origins
         )
-    made = _APPS.setdefault(asyncio.get_running_loop(), {})
-    is_open = access is None
-    if is_open not in made:
-        made[is_open] = create_admin_app(make_context(), access or Access())
-    return made[is_open]
+    return made[key]
 
 
 @contextlib.asynccontextmanager

@@ -24,7 +24,9 @@ from tests.support.dashboard_agent import agent
 from tests.support.namespaces import QUICK_DELETES
 from tests.support.threads import Threads, open_threads
 
-CHROMIUM = Path("/usr/bin/chromium")
+# The shell has the same engine without windows, for a third of the CPU.
+SHELL = Path("/usr/bin/chromium-headless-shell")
+CHROMIUM = SHELL if SHELL.exists() else Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]

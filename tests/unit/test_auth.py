@@ -1,8 +1,8 @@
 """Authentication and roles, for every route."""
 
 import asyncio
+import functools
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,22 +21,22 @@ VALUES = {"thread_id": "ops-7", "seq": "1", "approval_id": "1-1-abcd", "job_id":
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield each operation of the API: its method, its path, and its description."""
+@functools.cache
+def list_operations() -> list[tuple[str, str, dict[str, Any]]]:
+    """Return each operation of the API: its method, its path, and its description."""
     paths = create_admin_app(make_context(), Access()).openapi()["paths"]
-    for path, methods in paths.items():
-        for method, operation in methods.items():
-            if path != SESSION:
-                yield method.upper(), path, operation
-
-
-OPERATIONS = list(operations())
+    return [
+        (method.upper(), path, operation)
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+        if path != SESSION
+    ]
 
 
 @pytest.mark.guarantee(91)
 async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
     async with open_http_client(access=ROLES) as client:
-        for (method, path, operation), role in itertools.product(OPERATIONS, Role):
+        for (method, path, operation), role in itertools.product(list_operations(), Role):
             action = operation["x-permission"]
             answer = await client.request(
                 method, path.format(**VALUES), headers=bearer(role), json={}
@@ -64,7 +64,7 @@ async def test_the_archive_permission_does_not_include_freeing(then: str) -> Non
 @pytest.mark.guarantee(91)
 async def test_no_route_answers_an_unauthenticated_request() -> None:
     async with open_http_client(access=ROLES) as client:
-        for method, path, _ in OPERATIONS:
+        for method, path, _ in list_operations():
             answer = await client.request(method, path.format(**VALUES), json={})
             assert answer.status_code == 401, (method, path)
             assert answer.json()["error"]["type"] == "NotAuthenticated"
@@ -224,6 +224,7 @@ async def test_a_rebound_host_name_is_rejected_without_a_token(host: str) -> Non
             assert (await client.get(path)).status_code == 400
 
 
+@functools.cache  # Tests with the same settings share an application.
 def settings(**environ: str) -> Access:
     return load_access(load_settings(environ))
 

@@ -20,19 +20,20 @@ from everlong.compaction.renderer import (
     shorten_pair,
 )
 from everlong.models import ToolCall
+from tests.support.scale import scaled
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:
-    return measure(corpus(8))
+    return measure(corpus(scaled(3, 8)))
 
 
 @pytest.mark.guarantee(60)
 def test_evidence_survives_ten_compactions_and_the_rest_can_be_recalled(evidence: Evidence) -> None:
     assert evidence.failures == []
-    assert evidence.rows["all"].counts["pairs"].there > 1000
+    assert evidence.rows["all"].counts["pairs"].there > scaled(300, 1000)
     assert evidence.cut.counts["pairs"].share < 0.2
     assert "| **all** | 100% | 100% | 100% |" in table(evidence)
 
@@ -63,7 +64,7 @@ def test_snapshots_are_the_same_bytes_in_every_process_and_on_every_machine() ->
 
 
 def test_the_corpus_is_long_and_has_each_kind_of_evidence() -> None:
-    for each in corpus(5):
+    for each in corpus(scaled(2, 5)):
         truth = each.truth
         steps = sum(bool(item.message and item.message.tool_calls) for item in each.items)
         assert 100 <= steps <= 300

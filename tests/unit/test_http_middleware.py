@@ -178,6 +178,9 @@ def _quote(thread_id: str) -> str:
     return quote(thread_id, safe="")
 
 
+NO_SERVER = make_context()
+
+
 async def _open_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the id of the thread that a request is for."""
     asked: list[str] = []
@@ -186,11 +189,10 @@ async def _open_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
         asked.append(wanted)
         raise ThreadNotFound("not in this test")
 
-    context = make_context()
-    context.client = _none  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(NO_SERVER, "client", _none)
     for caller in ("pages.thread", "routes.threads"):
         monkeypatch.setattr(f"everlong.admin.web.{caller}.load_overview", overview)
-    async with open_http_client(context) as client:
+    async with open_http_client(NO_SERVER) as client:
         answer = await client.get(path)
     assert answer.status_code == 404
     return asked[0]

@@ -20,9 +20,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models import Model
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from everlong.agents.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, build_request
@@ -169,6 +167,10 @@ def test_hand_written_bodies_equal_the_librarys_and_round_trip(
 def open_model(name: str, url: str) -> ProviderModel:
     model: Model[Any]
     if name == "anthropic":
+        # Imported here: it takes two seconds of CPU in each test process.
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+
         model = AnthropicModel("claude", provider=AnthropicProvider(api_key="k", base_url=url))
     else:
         provider = OpenAIProvider(api_key="k", base_url=url)

@@ -1,5 +1,7 @@
 """Web security: origins, foreign cookies, wrong tokens, and redirects to the login."""
 
+import functools
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -37,6 +39,7 @@ async def test_an_invalid_origin_is_foreign(origin: str) -> None:
     assert answer.status_code == 403
 
 
+@functools.cache  # Tests with the same hosts share an application.
 def load_proxied_access(hosts: str) -> Access:
     return load_access(load_settings({**PROXY, "EVERLONG_HOSTS": hosts}))
 
