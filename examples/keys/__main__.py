@@ -42,6 +42,8 @@ async def main(config: ClientConnectConfig, store: str) -> None:
         # Retire: too early, since what the thread wrote in spring stays sealed with that key.
         await read("autumn:        ", await connect({"autumn": autumn}))
         await read("autumn, spring:", rotated)
+        await rotated.stop(reason="its worker ends")
+        await rotated.wait_until(lambda progress: bool(progress.ended))
 
 
 async def read(keys: str, handle: ThreadHandle) -> None:

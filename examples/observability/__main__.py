@@ -23,7 +23,7 @@ async def main(config: ClientConnectConfig, store: str) -> None:
     tracer_provider.add_span_processor(SimpleSpanProcessor(spans))
     thread_id = f"ops-{uuid.uuid4().hex[:6]}"
 
-    async def ask(text: str) -> None:
+    async def ask(text: str, *, is_last: bool = False) -> None:
         """Ask with a worker that knows nothing of the thread yet, as after a deployment."""
         plugin = EverlongPlugin(
             store=store,
@@ -33,10 +33,14 @@ async def main(config: ClientConnectConfig, store: str) -> None:
         )
         client = await Client.connect(**config, plugins=[plugin])
         async with Worker(client, task_queue=TASK_QUEUE):
-            await thread(client, thread_id, task_queue=TASK_QUEUE).ask(text, agent="ops")
+            handle = thread(client, thread_id, task_queue=TASK_QUEUE)
+            await handle.ask(text, agent="ops")
+            if is_last:
+                await handle.stop(reason="its worker ends")
+                await handle.wait_until(lambda progress: bool(progress.ended))
 
     await ask("Why is it slow?")
-    await ask("And now?")
+    await ask("And now?", is_last=True)
     print(f"thread {thread_id}")
     resumes = [each for each in spans.get_finished_spans() if each.name.startswith(RESUME)]
     for span in sorted(resumes, key=lambda each: each.name):
