@@ -4,33 +4,37 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import TracerProvider
-from temporalio.client import Client
+from temporalio.client import Client, Plugin
 from temporalio.converter import DataConverter, PayloadCodec
-from temporalio.runtime import Runtime
 
 from everlong import limits
-from everlong.agents import Agent
+from everlong.client_plugin import ClientPlugin
 from everlong.codecs.composition import ExplainingPayloadConverter
 from everlong.config import Settings, require_metrics_host, require_store
 from everlong.errors import ConfigError, EverlongError, ServerUnreachable
 from everlong.models import make_printable
-from everlong.plugin import EverlongPlugin
 from everlong.storage import BlobStore
 from everlong.storage.keys import parse_keys
 from everlong.storage.pack_store import ByteBudget, PackStore, open_packs
-from everlong.telemetry.exporters import ExportSettings, Providers, open_providers
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from temporalio.runtime import Runtime
+
+    from everlong.agents import Agent
+    from everlong.telemetry.exporters import Providers
 
 
 async def connect(
     settings: Settings,
     *,
-    agents: Sequence[Agent] = (),
-    tracer_provider: TracerProvider | None = None,
-    meter_provider: MeterProvider | None = None,
-    runtime: Runtime | None = None,
+    agents: "Sequence[Agent]" = (),
+    tracer_provider: "TracerProvider | None" = None,
+    meter_provider: "MeterProvider | None" = None,
+    runtime: "Runtime | None" = None,
     store: BlobStore | None = None,
     decode_bytes_max: int = limits.DECODE_BYTES_MAX,
 ) -> Client:
@@ -39,21 +43,31 @@ async def connect(
     An open `store` replaces the configured one.
     """
     inner = load_codec(settings.codec, "EVERLONG_CODEC")
-    plugin = EverlongPlugin(
-        store=require_store(settings) if store is None else store,
-        agents=agents,
-        keys=_parse_keys(settings),
-        accept_unsealed=settings.accept_unsealed,
-        outer_codec=load_codec(settings.outer_codec, "EVERLONG_OUTER_CODEC"),
-        cache_dir=settings.cache_dir or None,
-        inline_bytes_max=settings.inline_bytes_max,
-        encoder_bytes_max=settings.encoder_bytes_max,
-        decode_bytes_max=decode_bytes_max,
-        sticky_seconds=settings.worker.sticky_seconds,
-        tracer_provider=tracer_provider,
-        meter_provider=meter_provider,
-        record_contents=settings.record_contents,
-    )
+    plugin: Plugin
+    shared: dict[str, Any] = {
+        "store": require_store(settings) if store is None else store,
+        "keys": _parse_keys(settings),
+        "accept_unsealed": settings.accept_unsealed,
+        "outer_codec": load_codec(settings.outer_codec, "EVERLONG_OUTER_CODEC"),
+        "cache_dir": settings.cache_dir or None,
+        "inline_bytes_max": settings.inline_bytes_max,
+        "encoder_bytes_max": settings.encoder_bytes_max,
+        "decode_bytes_max": decode_bytes_max,
+    }
+    if agents:
+        # Imported here: a command that runs no worker needs none of it.
+        from everlong.plugin import EverlongPlugin
+
+        plugin = EverlongPlugin(
+            **shared,
+            agents=agents,
+            sticky_seconds=settings.worker.sticky_seconds,
+            tracer_provider=tracer_provider,
+            meter_provider=meter_provider,
+            record_contents=settings.record_contents,
+        )
+    else:
+        plugin = ClientPlugin(**shared)
     # As on a team's workers, the plugin wraps its codec around the one that it finds here.
     converter = dataclasses.replace(DataConverter.default, payload_codec=inner)
     if not agents:
@@ -120,8 +134,10 @@ def open_configured_packs(
     )
 
 
-def open_configured_providers(settings: Settings, service_name: str) -> Providers:
+def open_configured_providers(settings: Settings, service_name: str) -> "Providers":
     """Open the configured span and metric providers. Shut them down before the process exits."""
+    from everlong.telemetry.exporters import ExportSettings, open_providers
+
     wants_prometheus = "prometheus" in settings.metrics_exporter
     host = require_metrics_host(settings) if wants_prometheus else settings.metrics_host
     return open_providers(

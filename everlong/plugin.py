@@ -29,12 +29,12 @@ from everlong.codecs.budget import UNWATCHED
 from everlong.codecs.composition import (
     INSPECTION_REMEDY,
     OuterCodec,
-    cache_contexts,
-    check_inside,
     check_order,
+    check_outer,
+    configure_converter,
     find_everlong_codec,
-    holds_everlong,
     inspect_codec,
+    wrap_codec,
 )
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
@@ -143,7 +143,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         warn_of_untested_sdk(get_sdk_version())
         sdk_internals.probe()
         if outer_codec is not None:
-            _check_outer(outer_codec, has_keys=keys is not None)
+            check_outer(outer_codec, has_keys=keys is not None)
         telemetry = Telemetry(tracer_provider, meter_provider, record_contents=record_contents)
         self.packs = open_packs(
             store,
@@ -261,7 +261,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         # Don't inherit the caller's read counter or trace context.
         counted, traced = READS.set(None), context.attach(Context())
         # The SDK creates workflow instances in tasks of this worker, which inherit the context variable.
-        around = self._wrap_codec(self.codec)
+        around = wrap_codec(self.codec, self._outer_codec)
         own = _WorkerParts(
             Prefetcher(
                 worker.client, around, ThisWorker.from_config(worker.config(active_config=True))
@@ -311,26 +311,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         return config
 
     def _configure_converter(self, converter: DataConverter | None) -> DataConverter:
-        """Wrap the converter's codec. Does nothing the second time: the SDK may apply a plugin twice."""
-        converter = converter or DataConverter.default
-        found = converter.payload_codec
-        ours = find_everlong_codec(found)
-        if ours is not None:
-            if ours.packs is not self.packs:
-                raise ConfigError(
-                    "this client has another EverlongPlugin already; give it one, with all agents"
-                )
-            return converter
-        if found is not None:
-            check_inside(found)
-        converter = cache_contexts(converter)
-        return dataclasses.replace(
-            converter, payload_codec=self._wrap_codec(self.codec.with_inner(found))
-        )
-
-    def _wrap_codec(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:
-        """Wrap the codec in the outer codec, if there is one."""
-        return codec if self._outer_codec is None else OuterCodec(codec, self._outer_codec)
+        return configure_converter(converter, self.codec, self._outer_codec)
 
     async def _inspect_codec(self, client: Client) -> None:
         """Warn once if a codec inside Everlong's makes every payload new."""
@@ -410,20 +391,6 @@ async def _await_clean_up(clean_up: Coroutine[Any, Any, None]) -> None:
                 await task
         except TimeoutError:
             _LOG.warning("a worker's clean-up did not finish within %.0f s", _CLEAN_UP_SECONDS_MAX)
-
-
-def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
-    name = type(codec).__name__
-    if not has_keys:
-        raise ConfigError(
-            f"outer_codec={name} needs keys: bodies in the store do not pass through {name}, so without "
-            "keys of Everlong's own they would be stored unencrypted. Give keys= (EVERLONG_KEYS) too."
-        )
-    if holds_everlong(codec):
-        raise ConfigError(
-            f"outer_codec={name} holds Everlong's codec already. Give the outer codec alone: the plugin "
-            "puts it around Everlong's."
-        )
 
 
 def _append_missing(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:

@@ -10,12 +10,13 @@ import inspect
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Final, Self
-
-from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerConfig
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from everlong import limits
 from everlong.errors import ConfigError
+
+if TYPE_CHECKING:
+    from temporalio.worker import PollerBehaviorSimpleMaximum, WorkerConfig
 
 READY: Final = "everlong worker ready"
 """Beginning of the line that `everlong worker` prints once it polls."""
@@ -112,7 +113,9 @@ def check_identity(name: str, text: str) -> str:
     return text
 
 
-def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: float | None) -> None:
+def set_defaults(
+    config: "WorkerConfig", *, only_agents: bool, sticky_seconds: float | None
+) -> None:
     """Set our defaults in a worker's configuration, in place.
 
     Precedence: arguments of the team's own `Worker`, recognised by a value other than the SDK's default;
@@ -145,10 +148,15 @@ def _build_agent_defaults() -> dict[str, Any]:
 
 
 def _get_sdk_default(name: str) -> object:
+    # Imported here: commands read the options of a worker too, and need nothing of the SDK's.
+    from temporalio.worker import Worker
+
     return inspect.signature(Worker.__init__).parameters[name].default
 
 
-def _build_pollers(count: int | None) -> PollerBehaviorSimpleMaximum | None:
+def _build_pollers(count: int | None) -> "PollerBehaviorSimpleMaximum | None":
+    from temporalio.worker import PollerBehaviorSimpleMaximum
+
     return None if count is None else PollerBehaviorSimpleMaximum(maximum=count)
 
 

@@ -3,22 +3,19 @@
 Text from agents, tools and users passes through `sanitise`, so that it cannot control the terminal.
 """
 
+from __future__ import annotations  # The types below are imported by type checkers only.
+
 import dataclasses
 import datetime
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everlong.admin.fleet import FleetView, StoreHealth
-from everlong.archive import Manifest
-from everlong.client.lookup import ThreadSize
-from everlong.client.thread_list import ThreadPage
-from everlong.client.visibility import ThreadRow
 from everlong.console import out, sanitise
 from everlong.format import (
     format_bytes,
@@ -28,17 +25,24 @@ from everlong.format import (
     summarise_message,
     summarise_note,
 )
-from everlong.models import (
-    Approval,
-    Counters,
-    Entry,
-    Fact,
-    Message,
-    ThreadCard,
-    ThreadStatus,
-    Totals,
-)
 from everlong.models.thread_ids import show_id
+
+if TYPE_CHECKING:
+    from everlong.admin.fleet import FleetView, StoreHealth
+    from everlong.archive import Manifest
+    from everlong.client.lookup import ThreadSize
+    from everlong.client.thread_list import ThreadPage
+    from everlong.client.visibility import ThreadRow
+    from everlong.models import (
+        Approval,
+        Counters,
+        Entry,
+        Fact,
+        Message,
+        ThreadCard,
+        ThreadStatus,
+        Totals,
+    )
 
 _ARGUMENTS_BYTES_MAX = 4096
 _HOUR: Final = 3600.0

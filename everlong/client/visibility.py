@@ -40,7 +40,6 @@ from everlong.models.search_attributes import (
     STATE_BYTES,
     STATUS,
 )
-from everlong.sweep.history_reader import CLOSED
 
 QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
 """One execution for each thread: the open run, or the last one."""
@@ -190,7 +189,7 @@ def build_row(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> Th
         name: _parse_value(payload)
         for name, payload in info.search_attributes.indexed_fields.items()
     }
-    is_open = info.status not in CLOSED
+    is_open = not info.HasField("close_time")
     asked = published.get(ASKED_AT.name)
     return ThreadRow(
         thread_id=info.execution.workflow_id,

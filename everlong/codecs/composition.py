@@ -117,6 +117,45 @@ def check_order(codec: PayloadCodec | None) -> None:
     )
 
 
+def configure_converter(
+    converter: DataConverter | None, codec: EverlongCodec, outer: PayloadCodec | None
+) -> DataConverter:
+    """Wrap the converter's codec in Everlong's. Does nothing the second time: the SDK may repeat it."""
+    converter = converter or DataConverter.default
+    found = converter.payload_codec
+    ours = find_everlong_codec(found)
+    if ours is not None:
+        if ours.packs is not codec.packs:
+            raise ConfigError(
+                "this client has another EverlongPlugin already; give it one, with all agents"
+            )
+        return converter
+    if found is not None:
+        check_inside(found)
+    converter = cache_contexts(converter)
+    return dataclasses.replace(converter, payload_codec=wrap_codec(codec.with_inner(found), outer))
+
+
+def wrap_codec(codec: EverlongCodec, outer: PayloadCodec | None) -> "EverlongCodec | OuterCodec":
+    """Return the codec inside the outer codec, if there is one."""
+    return codec if outer is None else OuterCodec(codec, outer)
+
+
+def check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
+    """Raise `ConfigError` for an outer codec without keys, or one that holds Everlong's codec."""
+    name = type(codec).__name__
+    if not has_keys:
+        raise ConfigError(
+            f"outer_codec={name} needs keys: bodies in the store do not pass through {name}, so without "
+            "keys of Everlong's own they would be stored unencrypted. Give keys= (EVERLONG_KEYS) too."
+        )
+    if holds_everlong(codec):
+        raise ConfigError(
+            f"outer_codec={name} holds Everlong's codec already. Give the outer codec alone: the plugin "
+            "puts it around Everlong's."
+        )
+
+
 def check_inside(codec: PayloadCodec) -> None:
     """Raise `ConfigError` if a team's codec wraps Everlong's codec."""
     if not holds_everlong(codec):

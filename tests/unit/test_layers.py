@@ -149,9 +149,21 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"temporalio", "opentelemetry"},
     ),
+    "client_plugin": (
+        {
+            "client",
+            "codecs",
+            "interceptors",
+            "storage",
+            "telemetry",
+            "versions",
+        },
+        {"temporalio"},
+    ),
     "connection": (
         {
             "agents",
+            "client_plugin",
             "codecs",
             "config",
             "errors",

@@ -149,6 +149,7 @@ STARTING_MODULES = {
     "client/sweeps.py": "the schedule of everlong.Sweeper, under a fixed id",
     "workflows/tool_calls.py": "sub-agents: `build_child_id`",
     "interceptors/headers.py": "adds headers to starts",
+    "interceptors/send_time.py": "adds headers to starts",
     "interceptors/thread_ids.py": "Temporal's own client with the plugin: checks them all",
     "interceptors/replay.py": "passes a child's start on",
 }
