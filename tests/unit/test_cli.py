@@ -59,6 +59,14 @@ def busy_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 def check_failure(result: subprocess.CompletedProcess[str], exit_code: int, *texts: str) -> None:
     assert result.returncode == exit_code, result.stderr
     assert result.stderr.startswith("error: "), result.stderr
@@ -132,8 +140,9 @@ def test_a_missing_server_is_reported(tmp_path: Path, busy_port: int) -> None:
 
 
 @pytest.mark.guarantee(90)
-def test_a_missing_store_setting_is_reported(tmp_path: Path) -> None:
-    for arguments in (["worker", "everlong.demo:agent"], ["show", "t"], ["serve"]):
+def test_a_missing_store_setting_is_reported(tmp_path: Path, free_port: int) -> None:
+    serve = ["serve", "--port", f"{free_port}"]
+    for arguments in (["worker", "everlong.demo:agent"], ["show", "t"], serve):
         check_failure(
             everlong(*arguments, cwd=tmp_path, EVERLONG_STORE=""), 2, "no blob store is set"
         )
