@@ -110,8 +110,18 @@ stored: $(READY) ## Write the golden files and stored histories again; only befo
 guarantees: $(READY) ## Generate docs/reference/guarantee-tests.md from the markers of the tests
 	@$(BIN)/python -m tools.guarantees
 
+.PHONY: docs docs-serve
+# -W: a broken link or anchor, or a page that no index lists, fails the build.
+docs: $(READY) ## Build the documentation site in build/docs; it needs no network
+	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -d build/doctrees docs build/docs
+	@echo "Open build/docs/index.html, or run: make docs-serve"
+
+DOCS_PORT ?= 8000
+docs-serve: docs ## Serve the documentation site on this machine; DOCS_PORT=8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs $(DOCS_PORT)
+
 clean: ## Remove the virtual environment and the data of the demo and dev stack
-	rm -rf .venv .venv-* dist .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	$(call install,embedded)

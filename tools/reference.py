@@ -1,0 +1,289 @@
+"""Generators of the site's reference pages: commands, settings, metrics, the API, docstrings.
+
+Pages are generated while the site is built, so they cannot be stale: see `tools.site`.
+"""
+
+import ast
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import typer.main
+
+from everlong import cli, config, worker_options
+from everlong.admin.web.app import create_admin_app
+from everlong.admin.web.auth import Access
+from everlong.admin.web.context import AppContext
+from everlong.admin.web.openapi import Model, Operation, TypeText, describe_api
+from everlong.storage import open_store
+from everlong.storage.pack_store import PackStore
+from everlong.telemetry import METRICS
+
+_MARKS: Final = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+
+
+def escape(text: str) -> str:
+    """Return plain text as Markdown, for a cell of a table."""
+    return _MARKS.sub(r"\\\1", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """Return text as code, for a cell of a table; empty text stays empty."""
+    return f"`{text.replace('|', chr(92) + '|')}`" if text else ""
+
+
+def build_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def generate_cli() -> str:
+    """Return the reference of the command line, from the commands' own help."""
+    group = typer.main.get_command(cli.app)
+    with typer.Context(group, info_name="everlong") as context:
+        parts = []
+        for name in group.list_commands(context):  # type: ignore[attr-defined] # a Group
+            command = group.get_command(context, name)  # type: ignore[attr-defined] # a Group
+            with typer.Context(command, info_name=name, parent=context) as inner:
+                parts.append(_describe_command(command, inner))
+    return "\n".join(parts)
+
+
+def _describe_command(command: Any, context: Any) -> str:
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    parts = [f"## {context.command_path}\n", _show_help(command.help), f"```text\n{usage}\n```\n"]
+    for kind, title in (("argument", "argument"), ("option", "option")):
+        found = [each for each in command.params if each.param_type_name == kind]
+        rows = [_describe_parameter(each, context) for each in found if not each.hidden]
+        if rows:
+            parts.append(build_table([title, "meaning"], rows))
+    if command.epilog:
+        parts.append(_show_help(command.epilog))
+    return "\n".join(parts)
+
+
+def _describe_parameter(parameter: Any, context: Any) -> tuple[str, str]:
+    record = parameter.get_help_record(context) or (parameter.make_metavar(context), "")
+    return code(record[0]), escape(record[1])
+
+
+def _show_help(text: str | None) -> str:
+    r"""Return help as Markdown. A paragraph after `\b` is shown as it is written."""
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
+        if paragraph.startswith("\b"):
+            lines = textwrap.dedent(paragraph[1:].strip("\n"))
+            parts.append(f"```text\n{lines}\n```\n")
+        elif paragraph:
+            parts.append(escape(paragraph) + "\n")
+    return "\n".join(parts)
+
+
+def generate_settings() -> str:
+    """Return the table of the settings, from the fields of `Settings` and `WorkerOptions`."""
+    defaults = config.load_settings({"EVERLONG_DATA_DIR": "/nowhere"})
+    rows = [
+        *_describe_settings(config.Settings, defaults),
+        *_describe_settings(worker_options.WorkerOptions, defaults.worker),
+    ]
+    return build_table(["variable", "meaning", "default"], rows)
+
+
+def _describe_settings(owner: type, defaults: object) -> Iterable[tuple[str, str, str]]:
+    documented = read_field_docs(owner)
+    for field in dataclasses.fields(owner):
+        names, colon, meaning = documented.get(field.name, "").partition(": ")
+        if colon and names.startswith("`"):
+            default = getattr(defaults, field.name)
+            if field.name == "data_dir":
+                default = config.DATA_DIR_DEFAULT
+            shown = "0" if default is False else str(default or "")
+            text = " ".join(meaning.split()).replace("|", "\\|")
+            yield names, text[:1].upper() + text[1:], code(shown)
+
+
+def read_field_docs(owner: type) -> dict[str, str]:
+    """Return the docstring of each field of a class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(body, ast.ClassDef)  # noqa: S101 - the source of a class
+    found = {}
+    for field, doc in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(doc, ast.Expr)
+            and isinstance(doc.value, ast.Constant)
+        ):
+            found[field.target.id] = inspect.cleandoc(str(doc.value.value))
+    return found
+
+
+def generate_metrics() -> str:
+    """Return the tables of the metrics."""
+    parts = []
+    for source, title in (("worker", "Of workers"), ("admin", "Of `everlong serve`")):
+        rows = [
+            (
+                code(each.name),
+                each.kind.replace("_", " "),
+                code(each.unit),
+                ", ".join(map(code, each.labels)),
+                each.description,
+            )
+            for each in METRICS
+            if each.source == source
+        ]
+        parts += [f"### {title}\n", build_table(["name", "kind", "unit", "labels", "is"], rows)]
+    return "\n".join(parts)
+
+
+def generate_http() -> str:
+    """Return the reference of the HTTP API, from its OpenAPI document."""
+    api = describe_api(build_openapi())
+    parts = []
+    for resource, operations in api.operations.items():
+        parts.append(f"## {resource.capitalize()}\n")
+        parts += [_describe_operation(each) for each in operations]
+    parts += [
+        "## Errors\n",
+        build_table(["status", "meaning"], [(k, escape(v)) for k, v in api.errors.items()]),
+        "## Models\n",
+        *(_describe_model(each) for each in api.models),
+    ]
+    return "\n".join(parts)
+
+
+def build_openapi() -> dict[str, Any]:
+    """Return the OpenAPI document of `everlong serve`. Nothing is started or connected."""
+
+    async def connect() -> Any:
+        raise AssertionError("the document needs no connection")
+
+    async def build() -> dict[str, Any]:
+        context = AppContext(connect, PackStore(open_store("memory:")), task_queue="everlong")
+        return create_admin_app(context, Access()).openapi()
+
+    return asyncio.run(build())
+
+
+def _describe_operation(operation: Operation) -> str:
+    parts = [f"### {operation.method} {escape(operation.path)}\n", f"{escape(operation.summary)}\n"]
+    if operation.description:
+        parts.append(f"{escape(operation.description)}\n")
+    if operation.parameters:
+        parts.append(
+            build_table(
+                ["parameter", "in", "type", "default", "meaning"],
+                [
+                    (
+                        code(each.name),
+                        each.place,
+                        _show_type(each.type),
+                        code(each.default),
+                        escape(each.description),
+                    )
+                    for each in operation.parameters
+                ],
+            )
+        )
+    if operation.body is not None:
+        parts.append(f"Body: {_show_type(operation.body)}\n")
+    answers = [
+        f"{each.status}: {_show_type(each.type) or escape(each.description)}"
+        for each in operation.answers
+    ]
+    parts.append(f"Returns {'; '.join(answers)}\n")
+    return "\n".join(parts)
+
+
+def _describe_model(model: Model) -> str:
+    parts = [f"### {model.name}\n"]
+    if model.description:
+        parts.append(f"{escape(model.description)}\n")
+    if model.values:
+        parts.append("One of " + ", ".join(map(code, model.values)) + ".\n")
+    if model.fields:
+        parts.append(
+            build_table(
+                ["field", "type", "default", "meaning"],
+                [
+                    (
+                        code(each.name),
+                        _show_type(each.type),
+                        "required" if each.is_required else code(each.default),
+                        escape(each.description),
+                    )
+                    for each in model.fields
+                ],
+            )
+        )
+    return "\n".join(parts)
+
+
+def _show_type(found: TypeText) -> str:
+    """Return a type as code, with a link for each model in it."""
+    if not found.models:
+        return code(found.text)
+    names = "|".join(sorted(map(re.escape, set(found.models)), key=len, reverse=True))
+    parts = re.split(rf"\b({names})\b", found.text)
+    shown = [
+        f"[`{part}`](#{part.lower()})" if part in found.models else code(part.strip())
+        for part in parts
+    ]
+    return " ".join(part for part in shown if part)
+
+
+# What users import, in the order of the page. `everlong.errors` is a tree, and has its own section.
+PYTHON: Final[Sequence[tuple[str, str, Sequence[str]]]] = (
+    (
+        "everlong",
+        "The plugin and the agent",
+        ("EverlongPlugin", "Agent", "tool", "Tool", "Reply", "Model", "CallInfo", "current_call"),
+    ),
+    ("everlong", "Talk to threads", ("thread", "ask", "threads", "ThreadStart")),
+    ("everlong.client.thread", "", ("ThreadHandle",)),
+    ("everlong", "Limits", ("Policy",)),
+    ("everlong", "Stores", ("open_store", "BlobStore")),
+    ("everlong.codecs", "The codec alone", ("EverlongCodec",)),
+    ("everlong.testing", "Testing", ()),
+)
+
+
+def generate_python() -> str:
+    """Return the directives of the Python reference. Sphinx reads the docstrings."""
+    parts = []
+    for module, title, names in PYTHON:
+        if title:
+            parts.append(f"## {title}\n")
+        found = importlib.import_module(module)
+        for name in names or found.__all__:
+            kind = "autoclass" if inspect.isclass(getattr(found, name)) else "autofunction"
+            members = "\n   :members:" if kind == "autoclass" else ""
+            parts.append(f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{members}\n```\n")
+    errors = importlib.import_module("everlong.errors")
+    parts += ["## Errors\n", *_show_docstring(errors.__doc__ or "")]
+    return "\n".join(parts)
+
+
+def _show_docstring(text: str) -> Iterable[str]:
+    """Return a docstring as Markdown: indented paragraphs are drawings."""
+    for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
+        if paragraph.startswith("    "):
+            yield f"```text\n{textwrap.dedent(paragraph)}\n```\n"
+        else:
+            yield paragraph + "\n"
+
+
+GENERATORS: Final[dict[str, Callable[[], str]]] = {
+    "cli": generate_cli,
+    "http": generate_http,
+    "metrics": generate_metrics,
+    "python": generate_python,
+    "settings": generate_settings,
+}
