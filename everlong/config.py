@@ -56,7 +56,7 @@ class Settings:
     traces_protocol: str
     """`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, or `OTEL_EXPORTER_OTLP_PROTOCOL`: http/protobuf or grpc."""
     metrics_protocol: str
-    """`OTEL_EXPORTER_OTLP_METRICS_PROTOCOL`, or `OTEL_EXPORTER_OTLP_PROTOCOL`."""
+    """`OTEL_EXPORTER_OTLP_METRICS_PROTOCOL`, or `OTEL_EXPORTER_OTLP_PROTOCOL`: http/protobuf or grpc."""
     metrics_host: str
     """`OTEL_EXPORTER_PROMETHEUS_HOST`: address of the Prometheus endpoint; loopback by default."""
     metrics_port: int

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import typer.main
 
-from everlong import cli, config, worker_options
+from everlong import cli, config, errors, worker_options
 from everlong.admin.web.app import create_admin_app
 from everlong.admin.web.auth import Access
 from everlong.admin.web.context import AppContext
@@ -28,8 +28,11 @@ _MARKS: Final = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
 
 def escape(text: str) -> str:
-    """Return plain text as Markdown, for a cell of a table."""
-    return _MARKS.sub(r"\\\1", " ".join(text.split()))
+    """Return plain text with code in backticks as Markdown, for a cell of a table."""
+    parts = re.split(r"`([^`]+)`", " ".join(text.split()))
+    return "".join(
+        code(part) if at % 2 else _MARKS.sub(r"\\\1", part) for at, part in enumerate(parts)
+    )
 
 
 def code(text: str) -> str:
@@ -38,8 +41,10 @@ def code(text: str) -> str:
 
 
 def build_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
+    """Return a Markdown table, without the columns that are empty in all rows."""
+    body = list(rows)
+    kept = [at for at in range(len(head)) if any(row[at] for row in body)]
+    lines = [[line[at] for at in kept] for line in (head, ["---"] * len(head), *body)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -266,13 +271,16 @@ def generate_python() -> str:
             kind = "autoclass" if inspect.isclass(getattr(found, name)) else "autofunction"
             members = "\n   :members:" if kind == "autoclass" else ""
             parts.append(f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{members}\n```\n")
-    errors = importlib.import_module("everlong.errors")
-    parts += ["## Errors\n", *_show_docstring(errors.__doc__ or "")]
     return "\n".join(parts)
 
 
+def generate_errors() -> str:
+    """Return the tree of errors, as its module draws it."""
+    return "\n".join(_show_docstring(errors.__doc__ or ""))
+
+
 def _show_docstring(text: str) -> Iterable[str]:
-    """Return a docstring as Markdown: indented paragraphs are drawings."""
+    """Yield the paragraphs of a docstring as Markdown: indented ones are drawings."""
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         if paragraph.startswith("    "):
             yield f"```text\n{textwrap.dedent(paragraph)}\n```\n"
@@ -282,6 +290,7 @@ def _show_docstring(text: str) -> Iterable[str]:
 
 GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "cli": generate_cli,
+    "errors": generate_errors,
     "http": generate_http,
     "metrics": generate_metrics,
     "python": generate_python,
