@@ -13,13 +13,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import typer.main
-
-from everlong import cli, config, errors, worker_options
+from everlong import config, errors, worker_options
 from everlong.admin.web.app import create_admin_app
 from everlong.admin.web.auth import Access
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.openapi import Model, Operation, TypeText, describe_api
+from everlong.cli.app import GROUPS, load_command
+from everlong.cli.help import Command, describe_param, is_argument
 from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore
 from everlong.telemetry import METRICS
@@ -50,43 +50,21 @@ def build_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def generate_cli() -> str:
     """Return the reference of the command line, from the commands' own help."""
-    group = typer.main.get_command(cli.app)
-    with typer.Context(group, info_name="everlong") as context:
-        parts = []
-        for name in group.list_commands(context):  # type: ignore[attr-defined] # a Group
-            command = group.get_command(context, name)  # type: ignore[attr-defined] # a Group
-            with typer.Context(command, info_name=name, parent=context) as inner:
-                parts.append(_describe_command(command, inner))
-    return "\n".join(parts)
-
-
-def _describe_command(command: Any, context: Any) -> str:
-    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    parts = [f"## {context.command_path}\n", _show_help(command.help), f"```text\n{usage}\n```\n"]
-    for kind, title in (("argument", "argument"), ("option", "option")):
-        found = [each for each in command.params if each.param_type_name == kind]
-        rows = [_describe_parameter(each, context) for each in found if not each.hidden]
-        if rows:
-            parts.append(build_table([title, "meaning"], rows))
-    if command.epilog:
-        parts.append(_show_help(command.epilog))
-    return "\n".join(parts)
-
-
-def _describe_parameter(parameter: Any, context: Any) -> tuple[str, str]:
-    record = parameter.get_help_record(context) or (parameter.make_metavar(context), "")
-    return code(record[0]), escape(record[1])
-
-
-def _show_help(text: str | None) -> str:
-    r"""Return help as Markdown. A paragraph after `\b` is shown as it is written."""
     parts = []
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
-        if paragraph.startswith("\b"):
-            lines = textwrap.dedent(paragraph[1:].strip("\n"))
-            parts.append(f"```text\n{lines}\n```\n")
-        elif paragraph:
-            parts.append(escape(paragraph) + "\n")
+    for group, commands in GROUPS.items():
+        parts.append(f"## {group.capitalize()}\n")
+        parts += [_describe_command(f"everlong {name}", load_command(name)) for name in commands]
+    return "\n".join(parts)
+
+
+def _describe_command(path: str, command: Command) -> str:
+    params = [each for each in command.params if is_argument(each) or not each.hidden]  # type: ignore[attr-defined] # options have it
+    parts = [f"### {path}\n", *(f"{escape(each)}\n" for each in (command.summary, *command.text))]
+    if command.examples:
+        parts.append("```sh\n{}\n```\n".format("\n".join(command.examples)))
+    rows = [(code(name), escape(text)) for name, text in map(describe_param, params)]
+    if rows:
+        parts.append(build_table(["argument or option", "meaning"], rows))
     return "\n".join(parts)
 
 

@@ -54,8 +54,8 @@ def test_every_metric_is_in_the_metrics_page() -> None:
 
 def test_every_command_and_its_options_are_in_the_command_line_page() -> None:
     text = reference.generate_cli()
-    assert "## everlong approve\n" in text
-    assert "--reason" in text.partition("## everlong approve\n")[2].partition("\n## ")[0]
+    assert "### everlong approve\n" in text
+    assert "--reason" in text.partition("### everlong approve\n")[2].partition("\n### ")[0]
 
 
 def test_every_route_and_the_type_of_its_answer_are_in_the_api_page() -> None:
