@@ -1,4 +1,4 @@
-"""Builds the package, checks it, and runs the demo from its wheel in an empty environment.
+"""Builds the package, checks it, and tries its wheel in empty environments, without and with extras.
 
 The built files stay in `dist/`.
 """
@@ -28,17 +28,41 @@ def build(folder: Path) -> Path:
     return wheel
 
 
+def check_base(wheel: Path, folder: Path) -> None:
+    """Install the wheel without extras: the plugin, a new project, and errors that name an extra."""
+    python = install_wheel(wheel, "", folder / "base")
+    command = python.parent / "everlong"
+    print(run(command, "--version", cwd=folder).strip(), flush=True)
+    run(command, "init", "base-project", cwd=folder)
+    run(python, "-c", "from everlong import Agent, EverlongPlugin; EverlongPlugin(store='memory:')")
+    for arguments in (["dev"], ["threads"], ["init", "--help"]):
+        try:
+            run(command, *arguments, cwd=folder)
+        except StepFailed as error:
+            if "pip install 'everlong[admin]'" in str(error):
+                continue
+            raise
+        raise StepFailed(f"everlong {arguments[0]} needs an extra, and did not fail without it")
+
+
 def run_demo(wheel: Path, folder: Path) -> None:
-    """Install the wheel as a user would, and run `everlong demo` outside the checkout."""
-    python = create(folder / "venv")
+    """Install the wheel as a user would; run the tests of a new project and `everlong demo`."""
+    python = install_wheel(wheel, "[embedded]", folder / "venv", "pytest", "pytest-asyncio")
+    command = python.parent / "everlong"
+    run(command, "init", "project", cwd=folder)
+    run(python, "-m", "pytest", cwd=folder / "project", shown=True)
+    run(command, "demo", cwd=folder / "project", shown=True)
+
+
+def install_wheel(wheel: Path, extras: str, folder: Path, *others: str) -> Path:
+    """Install the wheel into an empty environment; return its interpreter."""
+    python = create(folder)
     started = time.monotonic()
-    install(python, [f"everlong[embedded] @ {wheel.as_uri()}", "-c", ROOT / "constraints.txt"])
+    wanted = f"everlong{extras} @ {wheel.as_uri()}"
+    install(python, [wanted, *others, "-c", ROOT / "constraints.txt"])
     seconds = time.monotonic() - started
-    print(f"Installed {count_packages(python)} packages in {seconds:.1f} s.", flush=True)
-    place = folder / "elsewhere"
-    place.mkdir()
-    os.environ.pop("PYTHONPATH", None)
-    run(python.parent / "everlong", "demo", cwd=place, shown=True)
+    print(f"everlong{extras}: {count_packages(python)} packages in {seconds:.1f} s.", flush=True)
+    return python
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,6 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         wheel = build(Path(name))
         for path in sorted(DIST.iterdir()):
             print(f"dist/{path.name}: {path.stat().st_size:,} bytes, passes twine check")
+        os.environ.pop("PYTHONPATH", None)
+        check_base(wheel, Path(name))
         run_demo(wheel, Path(name))
     return 0
 

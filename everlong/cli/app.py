@@ -26,6 +26,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "dev",
             "Run an agent for 60 steps, kill its worker, resume it, and print the figures.",
         ),
+        "init": ("init", "Make a project that runs: an agent, its test, settings, containers."),
         "dev": ("dev", "Start Temporal, a blob store and a worker on this machine, until Ctrl-C."),
     },
     "RUN": {

@@ -28,7 +28,6 @@ from everlong.console import err, find_command, out, sanitise
 from everlong.embedded import EmbeddedStack, ManagedProcess
 from everlong.embedded.source_watch import SourceWatch, find_roots
 from everlong.errors import ConfigError, ProcessFailed
-from everlong.models.thread_ids import quote_id
 
 commands = Commands()
 
@@ -249,7 +248,7 @@ def _shorten(path: Path) -> str:
 def _describe_next_commands(stack: EmbeddedStack) -> str:
     """Return commands for a second terminal that work as they are, with the first agent's own name."""
     name = stack.agent_names[0] if stack.agent_names else "AGENT"
-    thread_id = quote_id(f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-') or 'thread'}-1")
+    thread_id = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-') or 'thread'}-1"
     command = find_command()
     exports = _list_exports(stack)
     where = "" if exports else ", in this directory"

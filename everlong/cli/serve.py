@@ -89,16 +89,17 @@ def serve(
     settings = dataclasses.replace(settings, codec=codec or settings.codec)
     access = load_access(settings)
     check_exposure(host, is_guarded=not access.is_open, allow_anonymous=allow_anonymous)
-    if not is_free(port, host):
-        raise PortInUse(
-            f"port {port} is in use. Stop the process that listens there, or choose another port "
-            "with --port."
-        )
     packs = open_configured_packs(
         settings,
         memory_bytes_max=limits.SERVER_CACHE_BYTES_MAX,
         budget=ByteBudget(limits.SERVER_READ_BYTES_MAX),
     )
+
+    if not is_free(port, host):
+        raise PortInUse(
+            f"port {port} is in use. Stop the process that listens there, or choose another port "
+            "with --port."
+        )
 
     async def connect_server() -> Client:
         # The admin server only decodes small payloads: a thread's state, answers to queries.

@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from everlong.config import build_store_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import find_free_port, find_temporal
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+from everlong.project import create_project
 from tests.support.forked_command import run_command
 from tests.unit.test_process import wait_until_gone
 
@@ -49,6 +51,14 @@ def start_dev(data_dir: Path, port: int, log: Path, *agents: str) -> ManagedProc
     return ManagedProcess("dev", [*EVERLONG, *arguments], env=env, log=log)
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project as `everlong init` makes it."""
+    place = tmp_path_factory.mktemp("project") / "my-agent"
+    create_project(place)
+    return place
+
+
 @pytest.fixture
 def dev(data_dir: Path, port: int, tmp_path: Path) -> Iterator[ManagedProcess]:
     """A stack with the agent that it has by default."""
@@ -57,9 +67,12 @@ def dev(data_dir: Path, port: int, tmp_path: Path) -> Iterator[ManagedProcess]:
 
 
 @pytest.fixture
-def short_dev(data_dir: Path, port: int, tmp_path: Path) -> Iterator[ManagedProcess]:
-    """A stack whose agent takes 3 steps, where the demo's takes 60."""
-    with start_dev(data_dir, port, tmp_path / "log", "tests.support.short_demo_agent:agent") as run:
+def project_dev(
+    project: Path, data_dir: Path, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ManagedProcess]:
+    """A stack with the agent of a new project, whose worker is restarted when a file changes."""
+    monkeypatch.chdir(project)
+    with start_dev(data_dir, port, tmp_path / "log", "app:agent", "--reload") as run:
         yield run
 
 
@@ -103,45 +116,66 @@ def plugin(data_dir: Path) -> EverlongPlugin:
     return EverlongPlugin(store=build_store_url(data_dir))
 
 
-async def test_dev_runs_the_stack_and_ctrl_c_stops_all_of_it(
-    short_dev: ManagedProcess, data_dir: Path, port: int
+def test_the_tests_of_a_new_project_pass(project: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "3 passed" in result.stdout, result.stdout
+
+
+async def test_a_new_project_runs_reloads_and_stops(
+    project_dev: ManagedProcess, project: Path, data_dir: Path, port: int
 ) -> None:
-    await short_dev.wait_for_output(UP, 60)
-    parts = children(short_dev.pid)
+    dev = project_dev
+    await dev.wait_for_output(UP, 60)
+    parts = children(dev.pid)
     assert set(parts) == {"start-dev", "serve", "worker"}
-    assert f"Temporal     127.0.0.1:{port}" in short_dev.output()
+    assert f"Temporal     127.0.0.1:{port}" in dev.output()
+    [send] = re.findall(r"^  .*(send .*)$", dev.output(), flags=re.MULTILINE)
+    assert send == "send ops-1 'Hello' --agent ops"
 
     def everlong(*arguments: str) -> str:
         return run(*arguments, data_dir=data_dir, port=port)
 
-    assert "queued" in everlong("send", "kept", "Hello", "--agent", "demo", "--no-wait")
+    assert "queued" in everlong(*shlex.split(send), "--no-wait")
     client = await Client.connect(f"127.0.0.1:{port}", plugins=[plugin(data_dir)])
-    await wait_for_status(client, "kept", lambda found: found.pending == 1, seconds_max=120)
-    [approval] = json.loads(everlong("approvals", "kept", "--json"))
-    assert approval["tool"] == "restart"
-    everlong("approve", "kept", approval["id"], "--by", "tester", "--reason", "why not")
+    await wait_for_status(client, "ops-1", lambda found: found.pending == 1, seconds_max=120)
+    source = project / "app.py"
+    text = source.read_text()
+    source.write_text(f"{text}def (\n")
+    line = len(text.splitlines()) + 1
+    await dev.wait_for_output(f"{source}, line {line}: SyntaxError: invalid syntax", 60)
+    await dev.wait_for_output("No worker runs now", 60)
+    source.write_text(text.replace(" restarted", " is back"))
+    everlong("approve", "ops-1", "--by", "tester", "--reason", "why not")
     await wait_for_status(
-        client, "kept", lambda found: found.counters.answered > 0, seconds_max=120
+        client, "ops-1", lambda found: found.counters.answered > 0, seconds_max=120
     )
-    assert "Read 3 pages; billing restarted." in everlong("journal", "kept")
-    os.kill(short_dev.pid, signal.SIGINT)
-    assert await short_dev.wait() == 0
+    assert "Restart: api is back." in everlong("journal", "ops-1")
+    os.kill(dev.pid, signal.SIGINT)
+    assert await dev.wait() == 0
     for pid in parts.values():
         wait_until_gone(pid)
 
 
 @pytest.mark.full
 async def test_the_next_start_continues_with_the_data(
-    short_dev: ManagedProcess, data_dir: Path, port: int
+    project_dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:
-    await short_dev.wait_for_output(UP, 60)
-    shown = json.loads(run("show", "kept", "--json", data_dir=data_dir, port=port))
+    await project_dev.wait_for_output(UP, 60)
+    shown = json.loads(run("show", "ops-1", "--json", data_dir=data_dir, port=port))
     assert shown["counters"]["answered"] == 1
     assert shown["size"]["blob_bytes"] == shown["counters"]["written_bytes"]
-    table = run("show", "kept", data_dir=data_dir, port=port)
+    table = run("show", "ops-1", data_dir=data_dir, port=port)
     assert "1 of 1 answered" in table
-    assert "KiB in" in table
-    assert "will stop" in run("stop", "kept", data_dir=data_dir, port=port)
+    assert re.search(r"B in \d+ objects", table)
+    assert "will stop" in run("stop", "ops-1", data_dir=data_dir, port=port)
     client = await Client.connect(f"127.0.0.1:{port}")
     registered = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace="default")
@@ -151,20 +185,20 @@ async def test_the_next_start_continues_with_the_data(
 
 @pytest.mark.full
 async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
-    short_dev: ManagedProcess, data_dir: Path, port: int
+    project_dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:
-    await short_dev.wait_for_output(UP, 60)
+    await project_dev.wait_for_output(UP, 60)
     log = (data_dir / "codec-server.log").read_text()
     endpoint = re.search(r"http://127\.0\.0\.1:\d+", log)
     assert endpoint is not None
-    plain = show_with_temporal("kept", port)
-    decoded = show_with_temporal("kept", port, "--codec-endpoint", endpoint[0])
+    plain = show_with_temporal("ops-1", port)
+    decoded = show_with_temporal("ops-1", port, "--codec-endpoint", endpoint[0])
     encoding = base64.b64encode(INLINE_ENCODING).decode()
     assert encoding in plain
     assert encoding not in decoded
     started = json.loads(decoded)["events"][0]["workflowExecutionStartedEventAttributes"]
     [payload] = started["input"]["payloads"]
-    assert json.loads(base64.b64decode(payload["data"]))["agent"] == "demo"
+    assert json.loads(base64.b64decode(payload["data"]))["agent"] == "ops"
 
 
 @pytest.mark.guarantee(86)

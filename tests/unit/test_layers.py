@@ -275,6 +275,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "limits",
             "models",
             "policy",
+            "project",
             "storage",
             "models/search_attributes",
             "models/thread_ids",
@@ -301,7 +302,8 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {"agents", "client", "config", "errors", "models", "plugin", "policy", "storage"},
         {"temporalio"},
     ),
-    "__main__": ({"cli"}, STDLIB_ONLY),
+    "project": ({"errors"}, STDLIB_ONLY),
+    "__main__": ({"", "cli", "errors", "project"}, STDLIB_ONLY),
 }
 
 # A vendor's package is imported by that vendor's file alone.
