@@ -339,7 +339,7 @@ def _describe_difference(before: _Message, after: _Message) -> str:
         return f"was of role {before.role!r}, now {after.role!r}"
     what = f"({before.role}{' ' + before.tool if before.tool else ''})"
     if before.text != after.text:
-        return f"{what}: its text differs, {_describe_texts(before.text, after.text)}"
+        return f"{what}: its text differs {_describe_texts(before.text, after.text)}"
     names = [[call.tool for call in each.tool_calls] for each in (before, after)]
     if names[0] != names[1]:
         return f"{what}: it called {names[0]}, now {names[1]}"
@@ -350,5 +350,8 @@ def _describe_texts(before: str | _Text, after: str | _Text) -> str:
     sizes = [each.chars if isinstance(each, _Text) else len(each) for each in (before, after)]
     starts = [each.begins if isinstance(each, _Text) else each for each in (before, after)]
     pairs = enumerate(zip(*starts, strict=False))
-    place = next((n for n, (a, b) in pairs if a != b), min(map(len, starts)))
-    return f"from character {place + 1} on (recorded {sizes[0]} characters, now {sizes[1]})"
+    place = next((n for n, (a, b) in pairs if a != b), None)
+    # Beyond the beginning of a long text only its digest is known.
+    known = min(map(len, starts))
+    where = f"after character {known}" if place is None else f"at character {place + 1}"
+    return f"{where} (recorded {sizes[0]} characters, now {sizes[1]})"

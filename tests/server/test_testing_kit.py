@@ -1,6 +1,7 @@
 """The public testing kit: what a user's test of an agent can do with it."""
 
 import asyncio
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from everlong.testing.scripted_model import Script
 from everlong.testing.time_skipping import skip_time
 
 pytest_plugins = ["pytester"]
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-your-agent.md"
+NESTED = ("-p", "no:schemathesis", "-o", "asyncio_default_fixture_loop_scope=function")
 
 DAY = 24 * 3600.0
 
@@ -239,11 +242,63 @@ def test_an_interrupted_session_leaves_no_server(pytester: pytest.Pytester) -> N
     """With a server of its own, in a nested session."""
     pytester.makeconftest('pytest_plugins = ["everlong.testing.pytest_plugin"]')
     pytester.makepyfile(SESSION)
-    found = pytester.runpytest_inprocess(
-        *("-p", "no:schemathesis", "-o", "asyncio_default_fixture_loop_scope=function"),
-        no_reraise_ctrlc=True,
-    )
+    found = pytester.runpytest_inprocess(*NESTED, no_reraise_ctrlc=True)
     found.stdout.fnmatch_lines(["*KeyboardInterrupt*", "*3 passed*"])
     address = (pytester.path / "address").read_text()
     with pytest.raises(ConnectionRefusedError), socket.create_connection(address.split(":")):  # type: ignore[arg-type] # the port may be text
         pass
+
+
+ADDRESS = """
+@pytest.fixture(scope="session")
+def everlong_address():
+    return {address!r}
+"""
+RECORD = """
+import pytest
+from watch import ops
+from everlong.testing import RecordedModel, ScriptedModel, call
+
+@pytest.mark.asyncio
+async def test_record(run_agent):
+    provider = ScriptedModel([call("read_log", service="api"), "It is out of memory."])
+    model = RecordedModel("recordings/outage.json", model=provider, record=True)
+    async with run_agent(ops, model) as thread:
+        await thread.ask("Why is api slow?")
+"""
+
+
+def read_files() -> dict[str, str]:
+    """Return the files of the page by name: the first comment of each. The first of a name counts."""
+    found: dict[str, str] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+        found.setdefault(block.splitlines()[0].removeprefix("# "), block)
+    return found
+
+
+def test_the_files_of_the_page_pass(pytester: pytest.Pytester, server: TemporalServer) -> None:
+    files = read_files()
+    assert list(files) == [
+        *("watch.py", "conftest.py", "test_watch.py", "test_recorded.py", "test_loop.py")
+    ]
+    files["conftest.py"] += f"import pytest\n{ADDRESS.format(address=server.address)}"
+    for name, text in files.items():
+        (pytester.path / name).write_text(text)
+
+    without = pytester.runpytest_inprocess(*NESTED, "test_recorded.py")
+    without.stdout.fnmatch_lines("*RecordingMissing: there is no recording *outage.json*")
+    (pytester.path / "test_record.py").write_text(RECORD)
+    whole = pytester.runpytest_inprocess(*NESTED)
+    whole.assert_outcomes(passed=8)
+
+    # After a change of the tool, the error is the one that the page shows.
+    changed = files["watch.py"].replace("out of memory", "no memory")
+    (pytester.path / "watch.py").write_text(changed)
+    after = pytester.runpytest_inprocess(*NESTED, "test_recorded.py", "--tb=short")
+    [shown] = re.findall(r"```text\n(.*?)\n```", PAGE.read_text(), flags=re.DOTALL)
+    assert mask(shown) in mask(after.stdout.str())
+
+
+def mask(text: str) -> str:
+    """Return a text on one line, without the digests in it."""
+    return re.sub(r"[0-9a-f]{16}", "DIGEST", " ".join(text.replace("E  ", "").split()))

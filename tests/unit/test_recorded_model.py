@@ -107,9 +107,13 @@ async def test_recording_again_writes_the_same_bytes(recorded: Path, tmp_path: P
         (
             (ASK, CALL, result("line\n" * 999)),
             {},
-            r"message 3 \(tool look\): its text differs, from",
+            r"message 3 \(tool look\): its text differs after character 2000 ",
         ),
-        ((ASK, CALL, result("x" + "line\n" * 1000)), {}, "from character 1 on .*5000 .*now 5001"),
+        (
+            (ASK, CALL, result("x" + "line\n" * 1000)),
+            {},
+            "differs at character 1 .*5000 .*now 5001",
+        ),
         ((ASK, CALL), {}, "the number of messages is 2, recorded were 3"),
         (CONVERSATION, {"instructions": "Watch!"}, "the instructions differ"),
         (CONVERSATION, {"tools": []}, "tool 'look' is gone"),
