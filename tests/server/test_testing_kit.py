@@ -94,6 +94,9 @@ async def test_time_passes_at_once_for_deadlines_and_rests(run_agent: RunAgent) 
     async with run_agent(OPS, LOOK_AND_RESTART, approver=approver) as thread:
         number = await thread.send("fix it")
         [waiting] = await thread.wait_for_approvals()
+        async with asyncio.timeout(20):
+            while not approver.asked:
+                await asyncio.sleep(0.01)
         await thread.skip_time(DAY + 1)
         assert await thread.wait(number) == "done", "bob has approved it"
         assert [(each.approved, each.approvers) for each in approver.asked] == [
