@@ -1,4 +1,4 @@
-"""Quarantine: holds the objects that a sweep removed, until they are deleted (docs/how-to/sweep.md).
+"""Quarantine: holds the objects that a sweep removed, until they are deleted (docs/concepts/sweeps.md).
 
 The key of a copy names the original key and the time of the move. No two moves write the same key, so a
 process that deletes an old copy never deletes a copy that another process is writing. A read that misses
