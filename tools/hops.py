@@ -3,11 +3,12 @@
     python -m tools.hops            # all flows, as a Markdown table
     python -m tools.hops send list  # some of them
     python -m tools.hops --list send  # also the modules, with the functions that each switch enters
+    python -m tools.hops encode --store "s3://bucket/prefix?endpoint=http://127.0.0.1:8333"
 
 One process holds the client, the worker and the admin application, so one profile function
-(`sys.setprofile`, `threading.setprofile`) sees all calls. Temporal's dev server and the file store are
-the only other parts. Each flow runs once before it is measured, so that imports and lazily created
-objects are not counted.
+(`sys.setprofile`, `threading.setprofile`) sees all calls. Temporal's dev server and the store, a
+directory unless `--store` names another, are the only other parts. Each flow runs once before it is
+measured, so that imports and lazily created objects are not counted.
 
 A switch is a call whose caller is in another module of `everlong`. The caller is the nearest frame of
 `everlong` up the stack, so a call through a library counts. A call that only the event loop or a thread
@@ -221,7 +222,7 @@ def _make_text(seed: int) -> str:
 
 
 async def measure_encode(stack: Stack, profile: Profile) -> None:
-    """Encode a new payload of 200 KiB: from the client's data converter to the file store."""
+    """Encode a new payload of 200 KiB: from the client's data converter to the store."""
     context = WorkflowSerializationContext(namespace="default", workflow_id=_make_id())
     converter = stack.client.data_converter.with_context(context)
     await converter.encode([_make_text(1)])
@@ -350,7 +351,9 @@ class Result:
     failure: str = ""
 
 
-async def measure_flows(names: Sequence[str], *, with_list: bool) -> list[Result]:
+async def measure_flows(
+    names: Sequence[str], *, with_list: bool, store_url: str = ""
+) -> list[Result]:
     """Measure the flows one after the other."""
     profile = Profile()
     profile.install()
@@ -362,7 +365,7 @@ async def measure_flows(names: Sequence[str], *, with_list: bool) -> list[Result
         try:
             for name in names:
                 # One store: a sweep reads the histories of all flows.
-                stack = Stack(server.address, (Path(folder) / "blobs").as_uri())
+                stack = Stack(server.address, store_url or (Path(folder) / "blobs").as_uri())
                 await stack.start_worker()
                 try:
                     await _FLOWS[name](stack, profile)  # Imports, and objects that are made once.
@@ -395,11 +398,14 @@ def main() -> None:
     )
     parser.add_argument("flows", nargs="*", help=f"of {', '.join(_FLOWS)}; all by default")
     parser.add_argument("--list", action="store_true", help="also print modules and functions")
+    parser.add_argument("--store", default="", metavar="URL", help="a store other than a directory")
     given = parser.parse_args()
     unknown = [name for name in given.flows if name not in _FLOWS]
     if unknown:
         parser.error(f"unknown flow {unknown[0]}: choose from {', '.join(_FLOWS)}")
-    results = asyncio.run(measure_flows(given.flows or [*_FLOWS], with_list=given.list))
+    results = asyncio.run(
+        measure_flows(given.flows or [*_FLOWS], with_list=given.list, store_url=given.store)
+    )
     print("| flow | modules | switches | places |\n|---|---|---|---|")
     for each in results:
         row = f"{each.modules} | {each.switches} | {each.places} |"
