@@ -76,7 +76,7 @@ _ASKED: Final[Mapping[str, tuple[Callable[[int], str], dict[str, str]]]] = {
         lambda number: f"/api/v1/threads?status=paused&limit={100 - number}",
         {},
     ),
-    "API list, ended": (lambda number: f"/api/v1/threads?status=stopped&limit={100 - number}", {}),
+    "API list, ended": (lambda number: f"/api/v1/threads?status=done&limit={100 - number}", {}),
     "API list, by agent": (lambda number: f"/api/v1/threads?agent=ops&limit={100 - number}", {}),
     "API list, largest first": (
         lambda number: f"/api/v1/threads?sort=-stored&limit={100 - number}",

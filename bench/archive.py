@@ -26,6 +26,7 @@ from everlong.models import (
     Kind,
     Message,
     SegmentRef,
+    Status,
     StepInfo,
     ThreadStatus,
     ToolCall,
@@ -115,7 +116,7 @@ def make_facts(head: SegmentRef, steps: int) -> Facts:
     """Return the archive's description of its thread."""
     status = ThreadStatus(
         agent="bench",
-        status="archived",
+        status=Status.ARCHIVED,
         counters=Counters(steps=steps),
         head=head,
         waiting_messages=0,

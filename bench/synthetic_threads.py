@@ -111,7 +111,7 @@ def card(number: int) -> ThreadCard:
 def attributes(number: int) -> TypedSearchAttributes:
     """Return the search attributes of a thread."""
     pending = 2 if number % 400 == 7 else 0
-    status, reason = "active", ""
+    status, reason = "waiting", ""
     if pending:
         status = "approval"
     elif number % 61 == 0:

@@ -230,6 +230,9 @@ class TurnFailed(ThreadError):
 class NoWorker(ThreadError):
     """No worker answers for the thread: none is running, or it cannot replay the thread."""
 
+    held_by: str = ""
+    """Why its workflow tasks fail, if they do: the thread is held by a key or an object, for example."""
+
 
 class NotAnswered(ThreadError):
     """The thread has not answered yet, or ended before it answered."""

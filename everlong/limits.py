@@ -259,6 +259,9 @@ CALL_SECONDS_MAX: Final = 600.0
 # the worker. The back-off doubles from 1 s up to 30 s, so a call that fails at once is given up after
 # about 4 minutes.
 CALL_ATTEMPTS_MAX: Final = 12
+# Once this attempt has failed, the thread is signalled: its listed status becomes `retrying`. Most
+# failures are over by the second attempt, and a signal is a billed action.
+RETRYING_ATTEMPT: Final = 3
 RETRY_SECONDS_MAX: Final = 30.0
 # Timeout of a team's own rule about approvals. If it takes longer, approval is required.
 APPROVAL_RULE_SECONDS_MAX: Final = 10.0

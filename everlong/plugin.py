@@ -39,7 +39,11 @@ from everlong.codecs.composition import (
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, install_hooks, pass_package_through
-from everlong.interceptors.headers import NexusInterceptor, SentTimeInterceptor
+from everlong.interceptors.headers import (
+    NexusInterceptor,
+    PolicyInterceptor,
+    SentTimeInterceptor,
+)
 from everlong.interceptors.last_worker import ThisWorker
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.read_mode import DrainInterceptor, DrainReader
@@ -205,6 +209,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
                 SentTimeInterceptor(),
                 ThreadIdInterceptor(),
                 DrainInterceptor(),
+                PolicyInterceptor(self._activities.find_policy),
             ],
             workflows=lambda existing: _append_missing(existing, _WORKFLOWS if agents else []),
             activities=lambda existing: _append_missing(existing, activities if agents else []),

@@ -19,6 +19,7 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import compaction, limits
 from everlong.activities.builtin_tools import Session, find_builtin, use_session
+from everlong.activities.call_status import signal_status, track_call
 from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
 from everlong.activities.model_calls import (
     build_messages,
@@ -61,6 +62,7 @@ from everlong.models import (
     ModelCall,
     ModelTurn,
     SendMessage,
+    Status,
     ToolCall,
     ToolResult,
     ToolRun,
@@ -144,6 +146,7 @@ class AgentActivities:
             past = await beat.retry_or_hold(
                 lambda: contexts.load_context(context, self._get_policy(agent), call.tail)
             )
+            await _signal_release(context)
             messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
             reply, message = await chat(recorder, agent, context, messages)
@@ -188,6 +191,7 @@ class AgentActivities:
         async with self._run_step("tool", run.context) as (beat, reads):
             # The call's arguments may be large, so they come from the journal and not from the history.
             head, call = await beat.retry_or_hold(lambda: find_call(contexts, run))
+            await _signal_release(run.context)
             session = Session(
                 contexts=contexts,
                 head=head,
@@ -386,14 +390,19 @@ class AgentActivities:
             async with heartbeat(self._recorder.count_hold) as beat:
                 yield beat, reads
 
+    def find_policy(self, name: str) -> Policy | None:
+        """Return the policy of an agent; None if this worker does not have the agent."""
+        agent = self._agents.get(name)
+        return None if agent is None else self._get_policy(agent)
+
     def _find_agent(self, name: str) -> Agent:
         try:
             return self._agents[name]
         except KeyError:
             self._recorder.count_hold("AgentNotFound")
             raise build_held_error(
-                f"a worker runs no agent {name!r}, only {sorted(self._agents)}. Start a worker that "
-                "does, on the same task queue."
+                f"AgentNotFound: a worker runs no agent {name!r}, only {sorted(self._agents)}. Start a "
+                "worker that does, on the same task queue."
             ) from None
 
     def _get_policy(self, agent: Agent) -> Policy:
@@ -413,9 +422,17 @@ def _define_activity(
     @activity.defn(name=name)
     async def execute(raw: RawValue) -> RawValue:
         converter = activity.payload_converter()
-        return to_raw(await run(from_raw(raw, input_type, converter)), converter)
+        argument = from_raw(raw, input_type, converter)
+        async with track_call(name, argument):
+            return to_raw(await run(argument), converter)
 
     return execute
+
+
+async def _signal_release(context: Context) -> None:
+    """Signal the thread that a call which was held begins now: it may take long."""
+    if context.after_hold:
+        await signal_status(Status.WORKING)
 
 
 async def _check_arrived(contexts: ContextStore, tail: Sequence[Entry]) -> None:

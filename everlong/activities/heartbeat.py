@@ -21,6 +21,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from everlong import limits
+from everlong.activities.call_status import signal_status
 from everlong.errors import (
     BlobCorrupt,
     BlobMissing,
@@ -29,7 +30,7 @@ from everlong.errors import (
     StoreUnavailable,
     UnknownVersion,
 )
-from everlong.models import HELD, make_printable
+from everlong.models import HELD, Status, make_printable
 
 T = TypeVar("T")
 
@@ -48,16 +49,20 @@ class Heartbeat:
     async def retry_or_hold(self, work: Callable[[], Awaitable[T]]) -> T:
         """Retry store work of an activity without effects so far; fail as held after a while."""
         try:
-            return await self._retry(work, limits.HOLD_SECONDS_MAX)
+            return await self._retry(work, limits.HOLD_SECONDS_MAX, signals=False)
         except _REPAIRABLE as error:
             raise build_held_error(f"{type(error).__name__}: {error}") from None
 
     async def retry_until_timeout(self, work: Callable[[], Awaitable[T]]) -> T:
         """Retry store work whose loss would repeat an effect, for as long as the activity may run."""
-        return await self._retry(work, limits.ACTIVITY_SECONDS_MAX)
+        return await self._retry(work, limits.ACTIVITY_SECONDS_MAX, signals=True)
 
-    async def _retry(self, work: Callable[[], Awaitable[T]], seconds_max: float) -> T:
-        deadline = time.monotonic() + seconds_max
+    async def _retry(
+        self, work: Callable[[], Awaitable[T]], seconds_max: float, *, signals: bool
+    ) -> T:
+        """Retry store work. With `signals`, tell the thread once that this lasts."""
+        begun = time.monotonic()
+        deadline, signal_at = begun + seconds_max, begun + limits.HOLD_SECONDS_MAX
         pause_seconds = 0.1
         try:
             while True:
@@ -70,6 +75,9 @@ class Heartbeat:
                     activity.logger.warning(held_by)
                     self._held(type(error).__name__)
                     self._set_hold(held_by)
+                    if signals and time.monotonic() > signal_at:
+                        signals = False
+                        await signal_status(Status.HELD, held_by)
                 # Jitter, so that many activities do not retry at the same moment.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311
                 pause_seconds = min(2 * pause_seconds, limits.STORE_RETRY_SECONDS_MAX)

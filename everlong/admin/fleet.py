@@ -27,6 +27,7 @@ from everlong.doctor.findings import Finding
 from everlong.errors import EverlongError
 from everlong.models import AGENT_WORKFLOW, SweepReport, make_printable
 from everlong.models.search_attributes import ASKED_AT, PENDING, STATUS
+from everlong.models.status import OPEN
 from everlong.storage.pack_store import PackStore
 from everlong.telemetry import Meters
 
@@ -160,7 +161,7 @@ def summarise_rows(
     return FleetView(
         threads=len(rows),
         open_threads=len(living),
-        by_status=dict(sorted(Counter(row.status for row in rows).items())),
+        by_status=dict(sorted(Counter(row.status.value for row in rows).items())),
         stored_bytes=sum(row.stored_bytes for row in rows),
         growth_bytes_per_hour=sum(row.growth_bytes_per_hour for row in living),
         largest=_select_top(rows, lambda row: row.stored_bytes),
@@ -227,8 +228,6 @@ def _select_top(
     return tuple(heapq.nlargest(TOP_MAX, (row for row in rows if key(row) > 0), key=key))
 
 
-STATUSES: Final = ("active", "approval", "paused")
-"""Values of `EverlongStatus` for running threads."""
 # One page. With more threads, the gauges of sizes cover those that started last.
 THREADS_MAX: Final = 1_000
 REFRESH_SECONDS: Final = 15.0
@@ -253,12 +252,18 @@ class FleetFigures:
 
 async def measure_fleet(client: Client) -> FleetFigures:
     """Read the figures. The server's visibility lags by some seconds."""
-    # One count per status: the server cannot group by custom search attributes.
-    counts = await asyncio.gather(
-        *(client.count_workflows(f"{_RUNNING} AND {STATUS.name} = '{each}'") for each in STATUSES)
-    )
     # The same rows as `everlong threads`, so the gauges and the list agree.
-    rows = (await read_rows(client, _RUNNING, size=THREADS_MAX)).rows
+    page = await read_rows(client, _RUNNING, size=THREADS_MAX)
+    rows = page.rows
+    by_status = dict.fromkeys((each.value for each in OPEN), 0)
+    if page.next_token:
+        # One count per status: the server cannot group by custom search attributes.
+        counts = await asyncio.gather(
+            *(client.count_workflows(f"{_RUNNING} AND {STATUS.name} = '{each}'") for each in OPEN)
+        )
+        by_status |= {each.value: found.count for each, found in zip(OPEN, counts, strict=True)}
+    else:
+        by_status |= Counter(row.status.value for row in rows)
     stored = [0, *(row.stored_bytes for row in rows)]
     growth = [0.0, *(row.growth_bytes_per_hour for row in rows)]
     pending = 0
@@ -268,7 +273,7 @@ async def measure_fleet(client: Client) -> FleetFigures:
         if (asked_at := thread.get(ASKED_AT)) is not None:
             asked.append(asked_at)
     return FleetFigures(
-        by_status={each: found.count for each, found in zip(STATUSES, counts, strict=True)},
+        by_status=by_status,
         stored_bytes=sum(stored),
         stored_bytes_max=max(stored),
         growth_bytes_per_hour=sum(growth),

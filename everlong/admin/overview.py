@@ -18,7 +18,8 @@ from everlong.client.lookup import ANSWER_SECONDS_MAX, ThreadLookup, look_up
 from everlong.client.status import list_pending
 from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError
-from everlong.models import Approval, ThreadCard, ThreadStatus, thread_key
+from everlong.models import Approval, Status, ThreadCard, ThreadStatus, thread_key
+from everlong.models.status import ENDED
 from everlong.storage.pack_store import PackStore
 
 Unit: TypeAlias = Literal["bytes", "tokens", "usd", "steps", "turns", "events"]
@@ -104,7 +105,7 @@ class _Rates:
         self, status: ThreadStatus, began_ms: int | None, now_ms: int, card: ThreadCard | None
     ) -> None:
         self._age_ms = 0 if began_ms is None else now_ms - began_ms
-        self._is_open = status.status not in ("stopped", "archived", "paused")
+        self._is_open = status.status not in {*ENDED, Status.PAUSED}
         self._bytes_per_ms = _compute_byte_rate(card, status.counters.written_bytes, now_ms)
 
     def days_left(self, gauge: Gauge) -> float | None:

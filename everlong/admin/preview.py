@@ -13,7 +13,7 @@ from everlong.client.status import list_pending
 from everlong.client.time_travel import Timeline, open_archive
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
 from everlong.format import format_bytes, format_count, format_setting
-from everlong.models import ThreadStatus, thread_key
+from everlong.models import Status, ThreadStatus, thread_key
 from everlong.models.thread_ids import show_id
 from everlong.policy import Usage, find_limit_hit
 from everlong.storage.pack_store import PackStore
@@ -315,11 +315,11 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
             "The thread takes no more steps. The step under way finishes, and messages are still "
             "queued."
         )
-        if status is not None and status.status == "paused":
+        if status is not None and status.status == Status.PAUSED:
             sentence = "The thread is paused already. Nothing would change."
     elif action == "unpause":
         sentence = "The thread continues."
-        if status is not None and status.status != "paused":
+        if status is not None and status.status != Status.PAUSED:
             sentence = "The thread is not paused. Nothing would change."
         elif status is not None and (hit := find_limit_hit(status.policy, measure_usage(status))):
             warnings = (

@@ -36,7 +36,7 @@ from everlong.errors import (
     RefRefused,
     UnknownVersion,
 )
-from everlong.models import SegmentRef, ThreadStatus, thread_key
+from everlong.models import SegmentRef, Status, ThreadStatus, thread_key
 from everlong.models.journal import Bytes
 from everlong.storage.base import BlobStore
 from everlong.storage.keys import MANIFEST_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
@@ -91,8 +91,8 @@ class Manifest:
     namespace: Annotated[str, Field(min_length=1)]
     thread: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     agent: str
-    status: str
-    """Status of the thread when it was archived: `archived`, `stopped`, `waiting`, ..."""
+    status: Status
+    """Status of the thread when it was archived."""
     entries: Annotated[int, Field(ge=0)]
     """Number of rows: entries 1 to this seq."""
     first_ms: Count = 0

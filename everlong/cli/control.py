@@ -73,11 +73,15 @@ def limits(
         thread = ThreadHandle(client, thread_id)
         if wanted:
             await thread.configure(wanted, by=resolve_name(by), reason=reason)
-        policy = (await thread.status()).policy
+        status = await thread.status()
         if as_json:
-            print_json(policy)
-        else:
-            print_lines(format_policy(thread_id, policy, whole=show_all))
+            print_json(status.policy)
+            return
+        print_lines(format_policy(thread_id, status.policy, whole=show_all))
+        if status.policy_from == "default":
+            print_lines(
+                [f"no worker with agent {status.agent!r} has answered yet: its own may differ"]
+            )
 
     run_with_client(work)
 

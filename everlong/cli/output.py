@@ -25,6 +25,7 @@ from everlong.format import (
     summarise_message,
     summarise_note,
 )
+from everlong.models.status import ENDED
 from everlong.models.thread_ids import show_id
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
         Entry,
         Fact,
         Message,
+        Retry,
+        Status,
         ThreadCard,
         ThreadStatus,
         Totals,
@@ -89,10 +92,12 @@ def build_status_table(
         title=escape(sanitise(f"{show_id(thread_id)} ({status.agent})")), show_header=False
     )
     rows = [
-        ("status", status.status),
+        ("status", _format_status(status.status, status.reason)),
+        ("stopping", "at its next safe point" if _is_stopping(status) else ""),
+        ("retries", "\n".join(map(_format_retry, status.retries))),
         ("paused", _format_pause(status)),
         ("ended by", status.ended.reason if status.ended else ""),
-        ("held by", status.held_by),
+        ("held by", status.held_by.removeprefix("held by ")),
         ("messages", f"{counters.answered} of {counters.messages} answered"),
         ("steps", _format_steps(counters)),
         ("tokens", f"{counters.tokens:,}" if counters.tokens else ""),
@@ -141,6 +146,20 @@ def build_archive_table(
 def _format_steps(counters: Counters) -> str:
     calls = format_count(counters.tool_calls, "tool call")
     return f"{format_count(counters.steps, 'model call')}, {calls}"
+
+
+def _format_status(status: Status, reason: str) -> str:
+    return f"{status} ({reason})" if reason else status.value
+
+
+def _is_stopping(status: ThreadStatus) -> bool:
+    return status.stopping and status.status not in ENDED
+
+
+def _format_retry(retry: Retry) -> str:
+    bound = f" of {retry.attempts_max}" if retry.attempts_max else ""
+    when = "runs now" if retry.next_ms is None else f"at {format_time(retry.next_ms)}"
+    return f"{retry.call}: attempt {retry.attempt}{bound} {when}; last error: {retry.error}"
 
 
 def _format_pause(status: ThreadStatus) -> str:
@@ -251,7 +270,7 @@ def build_threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
     for name, _ in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for row in page.rows:
-        status = f"{row.status} ({row.reason})" if row.reason else row.status
+        status = _format_status(row.status, row.reason)
         name = show_id(row.thread_id)
         words = (name, row.agent, status) if is_wide else (name, status)
         table.add_row(

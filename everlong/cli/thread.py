@@ -33,7 +33,7 @@ from everlong.connection import connect, open_configured_packs
 from everlong.console import err, out, print_table, sanitise
 from everlong.errors import ConfigError, EntryNotFound
 from everlong.format import format_bytes, shorten_line, summarise_message
-from everlong.models import Entry, Message, SegmentRef, Totals, seq_after
+from everlong.models import Entry, Message, SegmentRef, Status, Totals, seq_after
 from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
@@ -196,7 +196,7 @@ async def _send(
 def _describe_progress(thread_id: str, progress: ThreadProgress) -> str:
     if progress.held_by:
         return f"held by {progress.held_by}"
-    if progress.status == "approval":
+    if progress.status == Status.APPROVAL:
         return f"waiting for approval: everlong approvals {quote_id(thread_id)}"
     return "waiting for the answer"
 

@@ -28,6 +28,19 @@ SORT_KEYS: Final = (
     "lag",
     "pending",
 )
+STATUSES: Final = (
+    "working",
+    "waiting",
+    "approval",
+    "retrying",
+    "held",
+    "paused",
+    "failed",
+    "done",
+    "archived",
+    "terminated",
+    "unknown",
+)
 _LIMIT_MAX: Final = 200
 # Width of the full table of `threads`, with ids of 24 characters.
 _WIDE_CHARS: Final = 140
@@ -47,7 +60,9 @@ def threads(
     status: Annotated[
         str,
         typer.Option(
-            metavar="STATUS", help="Only this status: active, approval, paused, stopped, ..."
+            metavar="STATUS",
+            parser=word("--status", STATUSES),
+            help=f"Only this status: {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.",
         ),
     ] = "",
     agent: Annotated[str, typer.Option(metavar="NAME", help="Only threads of this agent.")] = "",

@@ -52,12 +52,14 @@ from everlong.models import (
     SWEEP_REASONS_MAX,
     Control,
     ControlNote,
+    Status,
     ThreadStatus,
     make_printable,
     seq_after,
     thread_key,
 )
 from everlong.models.search_attributes import REASON, STATUS
+from everlong.models.status import ENDED, ENDED_WHOLE
 from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import unwrap_store
@@ -74,8 +76,6 @@ are deleted, so that a sweep frees its packs (`free`)."""
 # A running step may take 600 s; a person at a terminal does not wait that long.
 CLOSE_SECONDS_MAX: Final = 300.0
 _RESET_PAUSE_SECONDS: Final = 0.1
-# A thread that ends in one of these ways has journalled all its entries.
-_ENDED_WHOLE: Final = frozenset({"stopped", "archived", "canceled"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -285,9 +285,9 @@ def explain_unfreeable(thread_id: str, found: ThreadStatus) -> str:
     counters = found.counters
     if count := count_unjournalled(found):
         what = f"before its last {count} entries and messages were journalled"
-    elif found.status not in _ENDED_WHOLE and counters.answered < counters.messages:
+    elif found.status not in ENDED_WHOLE and counters.answered < counters.messages:
         # The tool results of an unfinished turn are in no journal.
-        what = f"in the middle of a turn ({found.status})"
+        what = f"in the middle of a turn ({found.reason or found.status})"
     else:
         return ""
     return (
@@ -432,9 +432,6 @@ async def _read_all(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T],
     return found, unreadable
 
 
-_ENDS = frozenset({"stopped", "archived", "terminated", "failed", "canceled", "timed_out"})
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArchivePlan:
     """Effect that archiving a thread would have."""
@@ -464,7 +461,7 @@ async def plan_archive(
     """Return what `archive` would do, writing nothing."""
     past = await Timeline.open(client, packs, thread_id)
     found, is_gone = past.status, past.archive is not None
-    ends = then != "keep" and not is_gone and found.status not in _ENDS
+    ends = then != "keep" and not is_gone and found.status not in ENDED
     frees = then == "free" and not is_gone
     refused = explain_unfreeable(thread_id, found) if frees and not ends else ""
     return ArchivePlan(
@@ -599,7 +596,7 @@ async def _is_due(
         async for manifest in manifests.iter_readable(
             packs, thread_key(client.namespace, thread.id), report_unreadable
         ):
-            if manifest.status != "archived":
+            if manifest.status != Status.ARCHIVED:
                 continue
             if head is None:
                 head = manifests.get_head_digest(await find_head(client, thread.id))

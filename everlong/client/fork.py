@@ -99,11 +99,11 @@ def make_counters(totals: Totals, written_bytes: int) -> Counters:
 def choose_policy(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, dict[str, Any]]:
     """Return the policy to begin with, or what is to be changed in the agent's own.
 
-    Before a thread's first step its status does not have the agent's own policy.
+    Before a thread's first step its policy is only known to a worker that has its agent.
     """
     if agent not in (None, status.agent):
         return None, {}
-    if status.counters.steps:
+    if status.policy_from != "default":
         return status.policy, {}
     return None, status.policy.differences()
 

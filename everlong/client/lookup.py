@@ -24,7 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.archive import Manifest, StoredArchive
 from everlong.client.errors import translate_errors, translate_rpc_error
-from everlong.client.status import describe_end, open_journal, read_status
+from everlong.client.status import describe_end, open_journal, read_described_status
 from everlong.client.time_travel import Timeline, open_archive
 from everlong.client.visibility import ThreadRow, build_row, decode_cards, quote_text
 from everlong.errors import (
@@ -38,8 +38,10 @@ from everlong.errors import (
 from everlong.models import (
     CARD_MEMO,
     SegmentRef,
+    Status,
     ThreadCard,
     ThreadStatus,
+    find_hold_cause,
     seq_after,
     thread_key,
 )
@@ -101,12 +103,17 @@ async def _look_up_on_server(
     with translate_errors(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
     info = description.raw_description.workflow_execution_info
+    row = build_row(info, await _decode_card(client, description))
     status, head, unavailable = None, None, ""
     try:
         async with asyncio.timeout(seconds_max):
-            status = await read_status(client, thread_id)
+            status = await read_described_status(client, description)
         head = status.head
+        row = dataclasses.replace(row, status=status.status, reason=status.reason)
     except (NoWorker, TimeoutError) as error:
+        if isinstance(error, NoWorker) and error.held_by:
+            cause = find_hold_cause(error.held_by)
+            row = dataclasses.replace(row, status=Status.HELD, reason=cause)
         unavailable = str(error) or (
             f"no worker answers for thread {thread_id!r} within {seconds_max:.0f} s. Start one on task "
             f"queue {info.task_queue!r}."
@@ -114,7 +121,7 @@ async def _look_up_on_server(
         head = await _find_readable_head(client, description, seconds_max)
     return ThreadLookup(
         thread_id=thread_id,
-        row=build_row(info, await _decode_card(client, description)),
+        row=row,
         status=status,
         journal=open_journal(client, packs, thread_id),
         head=head,
@@ -151,8 +158,8 @@ def _look_up_in_archive(archive: StoredArchive) -> ThreadLookup:
         thread_id=past.thread_id,
         run_id="",
         agent=status.agent,
-        status="archived",
-        reason="" if status.ended is None else status.ended.limit,
+        status=Status.ARCHIVED,
+        reason=status.reason,
         started_ms=manifest.first_ms or manifest.archived_ms,
         closed_ms=manifest.archived_ms,
         stored_bytes=manifest.size_bytes,

@@ -20,7 +20,9 @@ from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
     CALL_MODEL,
+    CALL_STATUS_SIGNAL,
     COLLECT,
+    COMPACT,
     DECIDE_UPDATE,
     HELD,
     PAUSE_SIGNAL,
@@ -34,23 +36,30 @@ from everlong.models import (
     AppendResult,
     Brief,
     CallOptions,
+    CallStatus,
     Collect,
+    Compact,
     Control,
     Decide,
     Kind,
+    ModelCall,
     ModelTurn,
     Pause,
     Report,
     SegmentRef,
     SendMessage,
+    Status,
     ThreadStart,
     ThreadState,
     ThreadStatus,
     ToolRun,
+    choose_status,
+    identify_call,
     make_printable,
     seq_after,
 )
 from everlong.models.search_attributes import REASON, STATUS
+from everlong.models.status import read_end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +83,17 @@ another type.
 """
 
 _TOOLS: Final = frozenset({RUN_TOOL, COLLECT})
-# The activities that run side by side, one for each call of a reply, and their arguments.
-_CALLS: Final[dict[str, Any]] = {RUN_TOOL: ToolRun, BRIEF: Brief, COLLECT: Collect}
+# Arguments of the activities.
+_ARGUMENTS: Final[dict[str, Any]] = {
+    CALL_MODEL: ModelCall,
+    RUN_TOOL: ToolRun,
+    BRIEF: Brief,
+    COLLECT: Collect,
+    APPEND_JOURNAL: Append,
+    COMPACT: Compact,
+}
+# Those that run side by side, one for each call of a reply.
+_CALLS: Final = frozenset({RUN_TOOL, BRIEF, COLLECT})
 # A thread that is paused does not try these again.
 _STEPS: Final = frozenset({CALL_MODEL, *_CALLS})
 # The argument types of the workflow's signal handlers.
@@ -84,6 +102,7 @@ _SIGNALS: Final[dict[str, Any]] = {
     UNPAUSE_SIGNAL: Control | None,
     STOP_SIGNAL: Control | None,
     REPORT_SIGNAL: Report,
+    CALL_STATUS_SIGNAL: CallStatus,
 }
 
 
@@ -91,7 +110,7 @@ _SIGNALS: Final[dict[str, Any]] = {
 class ThreadProgress:
     """Progress of a thread, by its history. A wait reports it."""
 
-    status: str
+    status: Status
     """As in `ThreadStatus`."""
     runs: int
     steps: int
@@ -111,7 +130,7 @@ class ThreadProgress:
     """The turns that ended last."""
     pause: Pause | None = None
     held_by: str = ""
-    """Why an activity could not begin, if the thread waits for that."""
+    """Text of a hold; empty if the thread is not held."""
     ended: str = ""
     """How it ended: `completed`, `terminated`, ...; empty while it runs."""
     is_busy: bool = False
@@ -159,17 +178,18 @@ class _Open:
 
     activity: Activity
     payloads: Sequence[Payload] = ()
-    """Its argument, if the activity belongs to a call."""
+    """Its argument."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
-    """An activity that could not begin. The thread tries it again after a pause."""
+class _Trouble:
+    """A call that is held or tried again, by what `identify_call` returns for it."""
 
     type: str
-    call_id: str
-    """The call that it belongs to, if any: several may be held side by side."""
-    reason: str
+    call: str
+    status: Status
+    text: str = ""
+    """Text of a hold."""
 
 
 @dataclasses.dataclass
@@ -208,7 +228,9 @@ class Tracker:
         is_busy = bool(self._open) or self._task_is_open
         looks_paused = not is_busy and self._is_stuck()
         return ThreadProgress(
-            status=self._ended or self._word(is_busy, looks_paused),
+            status=(
+                read_end(self._ended)[0] if self._ended else self._get_status(is_busy, looks_paused)
+            ),
             runs=self._runs,
             steps=self._steps,
             tool_calls=self._tool_calls,
@@ -245,7 +267,9 @@ class Tracker:
             call.child_id for call in state.calls if call.child_id and not call.report
         }
         self._tools = sum(not call.options.agent and not call.result for call in state.calls)
-        self._held: list[_Held] = []
+        self._troubles: list[_Trouble] = []
+        self._has_failed = bool(state.last_failure)
+        """Whether the last turn ended without an answer."""
         self._ended = ""
         self._final: ThreadStatus | None = None
         self._open: dict[int, _Open] = {}  # By the events that scheduled them.
@@ -259,29 +283,34 @@ class Tracker:
         if self._pause is not None or self._stopping:
             return False
         waiting = sum(not each.options.agent for each in self._waits.values())
-        held = sum(each.type == RUN_TOOL for each in self._held)
+        held = sum(each.type == RUN_TOOL for each in self._troubles)
         if self._tools > waiting + held:
             return True
         has_work = self._in_turn or self._inbox > 0
-        return has_work and not (self._held or self._waits or self._children)
+        return has_work and not (self._troubles or self._waits or self._children)
 
     def _find_held_reason(self) -> str:
-        """Return why the activity that was held first could not begin."""
-        reasons = (
-            each.reason for each in self._held if self._pause is None or each.type not in _STEPS
+        """Return the text of the first hold. A thread that is paused leaves its steps."""
+        texts = (
+            each.text
+            for each in self._troubles
+            if each.status == Status.HELD and (self._pause is None or each.type not in _STEPS)
         )
-        return next(reasons, "")
+        return next(texts, "")
 
-    def _word(self, is_busy: bool, looks_paused: bool) -> str:
-        if self._stopping:
-            return "stopping"
+    def _get_status(self, is_busy: bool, looks_paused: bool) -> Status:
+        found = [Status.FAILED if self._has_failed else Status.WAITING]
+        if is_busy or self._in_turn or self._inbox or self._stopping:
+            found.append(Status.WORKING)
         if self._find_held_reason():
-            return "held"
-        if self._pause is not None or looks_paused:
-            return "paused"
-        if self._waits and not is_busy:
-            return "approval"
-        return "working" if is_busy or self._in_turn or self._inbox else "waiting"
+            found.append(Status.HELD)
+        if any(each.status == Status.RETRYING for each in self._troubles):
+            found.append(Status.RETRYING)
+        if (self._pause is not None or looks_paused) and not self._stopping:
+            found.append(Status.PAUSED)
+        if self._waits and not self._stopping:
+            found.append(Status.APPROVAL)
+        return choose_status(found)
 
     # Runs and workflow tasks.
 
@@ -307,7 +336,7 @@ class Tracker:
         self._seen_answered = self._answered
         self._expire(self._task_ms)
         if self._pause is not None:  # The thread has left the steps that were held.
-            self._held = [each for each in self._held if each.type not in _STEPS]
+            self._troubles = [each for each in self._troubles if each.type not in _STEPS]
 
     async def _on_completed(self, _: HistoryEvent, attributes: Any) -> None:
         self._ended = "completed"
@@ -330,20 +359,21 @@ class Tracker:
     async def _on_activity_scheduled(self, event: HistoryEvent, attributes: Any) -> None:
         name = attributes.activity_type.name
         activity = Activity(name, attributes.task_queue.name)
-        payloads = list(attributes.input.payloads) if name in _CALLS else ()
+        payloads = list(attributes.input.payloads) if name in _ARGUMENTS else ()
         self._open[event.event_id] = _Open(activity, payloads)
-        await self._release(self._open[event.event_id])
+        await self._forget_others(self._open[event.event_id])
         if name == CALL_MODEL:
             self._inbox -= not self._in_turn
-            self._in_turn = True
+            self._in_turn, self._has_failed = True, False
             self._waits, self._children, self._tools = {}, set(), 0
         elif name == APPEND_JOURNAL:
             append: Append = await self._decode(attributes.input.payloads, Append, activity)
             self._find_failure(append)
 
     async def _on_activity_completed(self, _: HistoryEvent, attributes: Any) -> None:
-        activity = self._open.pop(attributes.scheduled_event_id, _UNKNOWN).activity
-        payloads = attributes.result.payloads
+        closed = self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
+        activity, payloads = closed.activity, attributes.result.payloads
+        await self._forget(closed)
         self._count_call(activity.type)
         if activity.type == CALL_MODEL:
             turn: ModelTurn = await self._decode(payloads, ModelTurn, activity)
@@ -355,46 +385,50 @@ class Tracker:
     async def _on_activity_failed(self, _: HistoryEvent, attributes: Any) -> None:
         closed = self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
         failure: Failure = attributes.failure
+        await self._forget(closed)
         if failure.application_failure_info.type == HELD:
-            reason = make_printable(failure.message, limits.HELD_REASON_CHARS_MAX)
-            call_id = await self._call_id(closed)
-            self._held.append(_Held(closed.activity.type, call_id, reason))
+            text = make_printable(failure.message, limits.HELD_REASON_CHARS_MAX)
+            call = await self._identify(closed)
+            self._troubles.append(_Trouble(closed.activity.type, call, Status.HELD, text))
             return
         self._count_call(closed.activity.type)
         self._tool_calls += closed.activity.type == BRIEF
 
     async def _on_activity_canceled(self, _: HistoryEvent, attributes: Any) -> None:
-        self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
+        await self._forget(self._open.pop(attributes.scheduled_event_id, _UNKNOWN))
 
     def _count_call(self, activity_type: str) -> None:
         """Count a call that has a result now."""
         self._tool_calls += activity_type in _TOOLS
         self._tools -= activity_type == RUN_TOOL
 
-    async def _release(self, begun: _Open) -> None:
-        """Drop the reason that held an activity before, since it is tried again."""
-        if not self._held:
-            return
-        if begun.activity.type not in _CALLS:
-            self._held.clear()  # Only calls run side by side.
-            return
-        key = (begun.activity.type, await self._call_id(begun))
-        self._held = [each for each in self._held if each.type in _CALLS]
-        for held in self._held:
-            if (held.type, held.call_id) == key:
-                self._held.remove(held)
-                return
+    async def _forget(self, closed: _Open) -> None:
+        """Drop the trouble of a call that has ended."""
+        if self._troubles:
+            call = await self._identify(closed)
+            self._troubles = [each for each in self._troubles if each.call != call]
 
-    async def _call_id(self, opened: _Open) -> str:
-        kind = _CALLS.get(opened.activity.type)
-        found = kind and await self._decode(opened.payloads, kind, opened.activity)
-        return found.call_id if found else ""
+    async def _forget_others(self, begun: _Open) -> None:
+        """Drop the troubles of calls that the thread has left: only a reply's run side by side."""
+        if self._troubles:
+            call, is_call = await self._identify(begun), begun.activity.type in _CALLS
+            self._troubles = [
+                each
+                for each in self._troubles
+                if each.call == call or (is_call and each.type in _CALLS)
+            ]
+
+    async def _identify(self, opened: _Open) -> str:
+        activity = opened.activity
+        kind = _ARGUMENTS.get(activity.type)
+        argument = kind and await self._decode(opened.payloads, kind, activity)
+        return identify_call(activity.type, argument) if argument else ""
 
     def _find_failure(self, append: Append) -> None:
         """Note the end of a turn without an answer. It counts once the journal has the reason."""
         for entry in append.entries:
             if entry.kind == Kind.FAILURE and self._failed_seq is None:
-                self._failed_seq = entry.seq
+                self._failed_seq, self._has_failed = entry.seq, True
                 self._inbox -= not self._in_turn
                 self._in_turn, self._tools = False, 0
 
@@ -502,7 +536,10 @@ class Tracker:
             return  # Any program may send a signal. The worker drops one that it cannot convert.
         if argument is not None and not isinstance(argument, kind):
             return  # Plain bytes become no other type. The handler on the worker fails with them.
-        self._take_signal(attributes.signal_name, argument)
+        if isinstance(argument, CallStatus):
+            await self._take_call_status(argument)
+        else:
+            self._take_signal(attributes.signal_name, argument)
 
     def _take_signal(self, name: str, argument: Any) -> None:
         if name == PAUSE_SIGNAL and self._pause is None:
@@ -519,14 +556,24 @@ class Tracker:
             report: Report = argument
             self._children.discard(report.child_id)
 
+    async def _take_call_status(self, signalled: CallStatus) -> None:
+        """Take in the signal of a running activity, as the thread does."""
+        for opened in self._open.values():
+            if await self._identify(opened) == signalled.call:
+                call, status, text = signalled.call, signalled.status, signalled.text
+                self._troubles = [each for each in self._troubles if each.call != call]
+                if status != Status.WORKING:
+                    self._troubles.append(_Trouble(opened.activity.type, call, status, text))
+                return
+
     async def _on_attributes(self, _: HistoryEvent, attributes: Any) -> None:
         """Take in a pause by the policy, which the search attributes name."""
         fields = attributes.search_attributes.indexed_fields
         word = _parse_text(fields.get(STATUS.name))
-        if word == "paused" and self._pause is None:
+        if word == Status.PAUSED and self._pause is None:
             self._pause = Pause(by="policy", reason=_parse_text(fields.get(REASON.name)))
             self._pause_is_brief = True
-        elif word and word != "paused" and self._pause_is_brief:
+        elif word and word != Status.PAUSED and self._pause_is_brief:
             self._pause, self._pause_is_brief = None, False
 
 

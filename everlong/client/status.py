@@ -4,11 +4,13 @@ import collections
 import dataclasses
 import re
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.api.failure.v1 import Failure
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import (
@@ -18,6 +20,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
+from everlong import limits
 from everlong.client.errors import explain_unreadable, translate_errors
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
@@ -26,11 +29,16 @@ from everlong.models import (
     STATUS_QUERY,
     Approval,
     Kind,
+    Retry,
+    Status,
     ThreadStatus,
     call_digest,
+    choose_status,
+    find_hold_cause,
     make_printable,
     thread_key,
 )
+from everlong.models.status import CALLS, ENDED, read_end
 from everlong.models.thread_ids import quote_id
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
@@ -38,6 +46,8 @@ from everlong.storage.pack_store import PackStore
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0
 _OUR_ACTIVITIES: Final = "everlong."
+# Causes of a failure that are shown.
+_CAUSES_MAX: Final = 5
 # An approval's id: the seq of its reply, the number of the call in it, and the call's digest.
 _PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-([0-9a-f]+)")
 
@@ -52,27 +62,96 @@ async def observe(
     client: Client, thread_id: str
 ) -> tuple[ThreadStatus, WorkflowExecutionDescription]:
     """Return a thread's status, and the server's description from just before it."""
-    handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
-    with translate_errors(thread_id), explain_unreadable(thread_id):
+    with translate_errors(thread_id):
         # First, so that the description is not newer than the status.
-        description = await handle.describe()
+        description = await client.get_workflow_handle(thread_id).describe()
+    return await read_described_status(client, description), description
+
+
+async def read_described_status(
+    client: Client, description: WorkflowExecutionDescription
+) -> ThreadStatus:
+    """Return a thread's status now. The description is from just before."""
+    found = await read_answer(client, description)
+    return await refine_status(client, found, description.raw_description.pending_activities)
+
+
+async def read_answer(client: Client, description: WorkflowExecutionDescription) -> ThreadStatus:
+    """Return a thread's own answer, or its result once it has ended."""
+    thread_id = description.id
+    completed = description.status == WorkflowExecutionStatus.COMPLETED
+    with translate_errors(thread_id), explain_unreadable(thread_id):
+        if completed and description.workflow_type == AGENT_WORKFLOW:
+            handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
+            result: ThreadStatus = await handle.result()
+            return result
+        found = await get_answer(
+            client, STATUS_QUERY, description, lambda: _query_status(client, thread_id)
+        )
         ended = describe_end(description)
-        stopped = description.status == WorkflowExecutionStatus.COMPLETED
-        if stopped and description.workflow_type == AGENT_WORKFLOW:
-            found = await handle.result()
-        else:
-            found = await get_answer(
-                client, STATUS_QUERY, description, lambda: _query_status(client, thread_id)
+        if ended and not completed:
+            status, reason = read_end(ended)
+            found = dataclasses.replace(found, status=status, reason=reason)
+    return found
+
+
+async def refine_status(
+    client: Client, found: ThreadStatus, activities: Sequence[PendingActivityInfo]
+) -> ThreadStatus:
+    """Return a status with what a thread does not see: its activities' attempts and heartbeats."""
+    if found.status in ENDED:
+        return found
+    retries = await read_retries(client, activities)
+    held_by = await read_held_reason(client, activities)
+    candidates = [found.status]
+    candidates += [Status.HELD] if held_by else []
+    candidates += [Status.RETRYING] if retries else []
+    status, reason = choose_status(candidates), found.reason
+    if held_by and status == Status.HELD:
+        reason = find_hold_cause(held_by)
+    elif status == Status.RETRYING and retries:
+        reason = retries[0].call
+    return dataclasses.replace(
+        found,
+        status=status,
+        reason=reason,
+        held_by=held_by or found.held_by,
+        retries=retries,
+    )
+
+
+async def read_retries(
+    client: Client, activities: Iterable[PendingActivityInfo]
+) -> tuple[Retry, ...]:
+    """Return the calls of a thread that have failed and are tried again."""
+    found = []
+    for each in activities:
+        if (call := CALLS.get(each.activity_type.name)) and each.attempt > 1:
+            waits = each.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+            next_ms = each.next_attempt_schedule_time.ToMilliseconds() if waits else 0
+            found.append(
+                Retry(
+                    call=call,
+                    attempt=each.attempt,
+                    attempts_max=each.maximum_attempts,
+                    error=await _describe_failure(client, each.last_failure),
+                    next_ms=next_ms or None,
+                )
             )
-        if ended and found.status not in ("stopped", "archived"):
-            found = dataclasses.replace(found, status=ended)
-        elif found.status == "working" and (
-            waits_for := await read_held_reason(
-                client, description.raw_description.pending_activities
-            )
-        ):
-            found = dataclasses.replace(found, status="held", held_by=waits_for)
-    return found, description
+    return tuple(found)
+
+
+async def _describe_failure(client: Client, failure: Failure) -> str:
+    """Return the messages of a failure. A team's converter may have encoded them."""
+    texts: list[str] = []
+    try:
+        error: BaseException | None = await client.data_converter.decode_failure(failure)
+        while error is not None and len(texts) < _CAUSES_MAX:
+            texts.append(str(getattr(error, "message", error)))
+            error = error.__cause__
+    except Exception:  # noqa: BLE001 - a codec may fail in any way; the rest of the status is known
+        texts = [failure.message]
+    return make_printable(": ".join(filter(None, texts)), limits.REASON_CHARS_MAX)
 
 
 def describe_end(description: WorkflowExecutionDescription) -> str:
@@ -151,7 +230,9 @@ async def _query_status(client: Client, thread_id: str) -> ThreadStatus:
         reason = await _find_failing_task(client, thread_id, error)
         if not reason:
             raise
-        raise NoWorker(f"thread {thread_id!r} is held: its tasks fail. {reason}") from error
+        held = NoWorker(f"thread {thread_id!r} is held: its tasks fail. {reason}")
+        held.held_by = reason
+        raise held from error
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from everlong.client.visibility import RowsPage, ThreadRow, Wanted
-from everlong.models import ThreadCard
+from everlong.models import Status, ThreadCard
 
 AGENTS_MAX: Final = 1_000
 """Agents that a list offers as filters."""
@@ -238,7 +238,7 @@ def _build_values(row: ThreadRow, memo: bytes | None, reading: int) -> tuple[obj
     return (
         row.thread_id,
         row.agent,
-        row.status,
+        row.status.value,
         row.reason,
         row.started_ms,
         row.closed_ms,
@@ -267,7 +267,7 @@ def _parse_row(found: Sequence[Any]) -> ThreadRow:
         thread_id=found[0],
         run_id="",
         agent=found[1],
-        status=found[2],
+        status=Status(found[2]),
         reason=found[3],
         started_ms=found[4],
         closed_ms=found[5],

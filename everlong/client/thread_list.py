@@ -467,7 +467,9 @@ class ThreadList:
             is_complete=self._is_complete,
             problem=self._problem,
             agents=tuple(sorted({row.agent for row in self._rows.values() if row.agent})),
-            by_status=dict(sorted(Counter(row.status for row in self._rows.values()).items())),
+            by_status=dict(
+                sorted(Counter(row.status.value for row in self._rows.values()).items())
+            ),
             version=self.version,
             known_threads=len(self._rows),
             known_ms=self._read_ms,

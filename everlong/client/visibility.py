@@ -29,7 +29,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.client.errors import translate_rpc_error
 from everlong.client.search_attributes import has_attributes
 from everlong.errors import EverlongError
-from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, compute_growth_per_hour
+from everlong.models import (
+    AGENT_WORKFLOW,
+    CARD_MEMO,
+    Status,
+    ThreadCard,
+    compute_growth_per_hour,
+)
 from everlong.models.search_attributes import (
     AGENT,
     ASKED_AT,
@@ -40,6 +46,7 @@ from everlong.models.search_attributes import (
     STATE_BYTES,
     STATUS,
 )
+from everlong.models.status import ENDED_WHOLE, parse_status, read_end
 
 QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
 """One execution for each thread: the open run, or the last one."""
@@ -52,8 +59,6 @@ _SLICE_ROWS: Final = 100
 _DIGEST_BYTES: Final = 12
 _STATUS_PREFIX: Final = "WORKFLOW_EXECUTION_STATUS_"
 _CARD: Final = TypeAdapter(ThreadCard)
-# Statuses that a thread publishes at its end. Any other was published while it ran.
-_ENDS: Final = frozenset({"stopped", "archived"})
 
 
 def quote_text(text: str) -> str:
@@ -69,11 +74,10 @@ class ThreadRow:
     thread_id: str
     run_id: str
     agent: str
-    status: str
-    """`active`, `approval`, `paused`; `running` where search attributes are not set up; `stopped`,
-    `archived`, or how Temporal ended it: `terminated`, `failed`, ..."""
+    status: Status
     reason: str
-    """Why it is paused or has ended: the limit's name, or `person`."""
+    """Why: what holds it, which call is tried again, the limit that paused or ended it, `person`, or how
+    Temporal ended it."""
     started_ms: int
     """When the newest run began."""
     closed_ms: int | None
@@ -190,13 +194,14 @@ def build_row(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> Th
         for name, payload in info.search_attributes.indexed_fields.items()
     }
     is_open = not info.HasField("close_time")
+    status, reason = _get_status(info, published, is_open=is_open)
     asked = published.get(ASKED_AT.name)
     return ThreadRow(
         thread_id=info.execution.workflow_id,
         run_id=info.execution.run_id,
         agent=str(published.get(AGENT.name) or ""),
-        status=_describe_status(info, str(published.get(STATUS.name) or ""), is_open=is_open),
-        reason=str(published.get(REASON.name) or ""),
+        status=status,
+        reason=reason,
         started_ms=info.start_time.ToMilliseconds(),
         closed_ms=None if is_open else info.close_time.ToMilliseconds(),
         stored_bytes=card.stored_bytes if card else int(published.get(STATE_BYTES.name) or 0),
@@ -220,13 +225,19 @@ def _compute_growth(card: ThreadCard | None, published: Mapping[str, Any]) -> fl
     return compute_growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
 
 
-def _describe_status(info: WorkflowExecutionInfo, published: str, *, is_open: bool) -> str:
+def _get_status(
+    info: WorkflowExecutionInfo, published: Mapping[str, Any], *, is_open: bool
+) -> tuple[Status, str]:
+    """Return an execution's status and reason: what it has published, or how Temporal ended it."""
+    status = parse_status(str(published.get(STATUS.name) or ""))
+    reason = str(published.get(REASON.name) or "")
     if is_open:
-        return published or "running"
+        return status, reason
     name = WorkflowExecutionStatus.Name(info.status).removeprefix(_STATUS_PREFIX).lower()
-    if name == "completed":
-        return published if published in _ENDS else "stopped"
-    return name
+    if name != "completed":
+        return read_end(name)
+    # Any other status was published while it ran: it ended before it could publish its end.
+    return (status, reason) if status in ENDED_WHOLE else (Status.DONE, "")
 
 
 def _parse_value(payload: Payload) -> Any:
@@ -251,13 +262,6 @@ _PAGE_SECONDS: Final = 2.0
 _COUNT_SECONDS: Final = 15.0
 # 64 pages of up to 200 rows, 4 KiB each: 50 MiB if all of them are in use, and 2 s after that fewer.
 _ANSWERS_MAX: Final = 64
-# How Temporal ended an execution, and its name in queries.
-_END_STATUSES: Final = {
-    "failed": "Failed",
-    "canceled": "Canceled",
-    "terminated": "Terminated",
-    "timed_out": "TimedOut",
-}
 _NOTHING: Final = RowsPage((), {}, b"")
 
 
@@ -268,6 +272,7 @@ class Wanted:
     text: str = ""
     """Part of an id, in any case; in a query of the server, its beginning."""
     status: str = ""
+    """A `Status`; threads have no other."""
     agent: str = ""
 
     def fits(self, row: ThreadRow) -> bool:
@@ -305,21 +310,20 @@ def build_query(wanted: Wanted, *, attributes: bool) -> str | None:
 
 
 def _build_status_query(status: str, *, attributes: bool) -> str | None:
-    """Return the condition for a status as `row_of` words it."""
-    if status in _END_STATUSES:
-        return f"ExecutionStatus = '{_END_STATUSES[status]}'"
-    if status == "running":
+    """Return the condition for a status, as `build_row` reads it."""
+    if status == Status.TERMINATED:
+        return "ExecutionStatus IN ('Failed', 'Terminated', 'TimedOut')"
+    if status == Status.UNKNOWN:
         unsaid = f" AND {STATUS.name} IS NULL" if attributes else ""
         return f"ExecutionStatus = 'Running'{unsaid}"
-    if status == "stopped":
-        # A thread that ended before it could say so was stopped.
+    if status == Status.DONE:
         unless = (
             f" AND ({STATUS.name} != 'archived' OR {STATUS.name} IS NULL)" if attributes else ""
         )
-        return f"ExecutionStatus = 'Completed'{unless}"
+        return f"(ExecutionStatus = 'Canceled' OR (ExecutionStatus = 'Completed'{unless}))"
     if not attributes:
         return None
-    execution = "Completed" if status == "archived" else "Running"
+    execution = "Completed" if status == Status.ARCHIVED else "Running"
     return f"ExecutionStatus = '{execution}' AND {STATUS.name} = {quote_text(status)}"
 
 

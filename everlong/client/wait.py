@@ -23,10 +23,10 @@ from everlong.client.follower import Follower, ProgressFollower
 from everlong.client.progress import ThreadProgress, make_progress
 from everlong.client.status import (
     describe_end,
-    observe,
     open_journal,
-    read_held_reason,
+    read_answer,
     read_status,
+    refine_status,
 )
 from everlong.client.updates import (
     check_startable,
@@ -50,6 +50,7 @@ from everlong.models import (
     Pause,
     SegmentRef,
     SendMessage,
+    Status,
     ThreadStatus,
     TurnEnd,
     seq_after,
@@ -160,7 +161,7 @@ async def _wait_for_answer(
         if seen.answered >= number:
             with explain_unreadable(thread_id):
                 return await load_answer(client, packs, thread_id, number, seen)
-        if seen.status == "paused" and not seen.is_busy and (pause := await wait.pause(seen)):
+        if seen.status == Status.PAUSED and not seen.is_busy and (pause := await wait.pause(seen)):
             raise ThreadPaused(
                 f"thread {thread_id!r} is paused ({_describe_pause(pause)}). Message {number} stays "
                 f"queued; go on with: everlong unpause {quote_id(thread_id)}"
@@ -218,6 +219,8 @@ class _Wait:
         self._last_known = ""
         self._is_at_end: Callable[[], Awaitable[bool]]
         self._look_again_at = math.inf
+        self._answer: ThreadStatus | None = None
+        """The thread's last answer to a query, without what only the server knows."""
 
     async def turn(self, handle: WorkflowUpdateHandle[TurnEnd]) -> TurnEnd | None:
         """Wait until the thread completes an update of `ask`; return where the turn ended.
@@ -240,10 +243,9 @@ class _Wait:
 
         def report_held(text: str) -> None:
             # Heartbeats are in no history: the watch reads them now and then.
-            if last is not None and last.status == "working":
-                report(
-                    dataclasses.replace(last, status="held" if text else "working", held_by=text)
-                )
+            if last is not None and last.status == Status.WORKING:
+                status = Status.HELD if text else Status.WORKING
+                report(dataclasses.replace(last, status=status, held_by=text))
 
         if self._watch is not None:
             self._watch.on_held = report_held
@@ -287,7 +289,7 @@ class _Wait:
         except (NoWorker, ServerUnreachable):
             self._look_again_at = time.monotonic() + _UNANSWERED_SECONDS
             return seen.pause
-        return (found.pause or Pause()) if found.status == "paused" else None
+        return (found.pause or Pause()) if found.status == Status.PAUSED else None
 
     async def observations(self) -> AsyncIterator[Observation]:
         """Query a thread at first, and whenever its history has new events."""
@@ -308,8 +310,8 @@ class _Wait:
                     if news.done():
                         news = asyncio.ensure_future(follower.next())
                     await self._in_time(asyncio.wait([news], timeout=_LOOK_SECONDS))
-                    if (held := await self._in_time(self._refresh_held_reason(seen))) is not None:
-                        seen = held
+                    if (fresh := await self._in_time(self._refresh(seen))) is not None:
+                        seen = fresh
                         yield seen
                 if news.done():
                     news.result()  # It may have failed.
@@ -320,7 +322,9 @@ class _Wait:
     async def _observe(self) -> Observation | None:
         """Look at the thread once; None if no worker or no server answers."""
         try:
-            seen = await observe(self._client, self._thread_id)
+            with translate_errors(self._thread_id):
+                description = await self._client.get_workflow_handle(self._thread_id).describe()
+            answer = await read_answer(self._client, description)
         except NoWorker as error:
             self._last_known = f". {error}"
             with translate_errors(self._thread_id):
@@ -330,22 +334,26 @@ class _Wait:
         except ServerUnreachable as error:
             self._last_known = f". {error}"
             return None
-        self._learn("", make_progress(seen[0]))
-        return seen
+        self._answer = answer
+        status = await self._refine(answer, description)
+        self._learn("", make_progress(status))
+        return status, description
 
-    async def _refresh_held_reason(self, seen: Observation) -> Observation | None:
-        """Return the status with the reason in the heartbeats, if that has changed: no event has it."""
+    async def _refresh(self, seen: Observation) -> Observation | None:
+        """Return the status with new attempts and heartbeats, if any: no event has them."""
         status, description = seen
-        is_busy = bool(description.raw_description.pending_activities)
-        if status.status not in ("working", "held") or not is_busy:
+        if not description.raw_description.pending_activities or self._answer is None:
             return None
         with translate_errors(self._thread_id):
             described = await self._client.get_workflow_handle(self._thread_id).describe()
-        text = await read_held_reason(self._client, described.raw_description.pending_activities)
-        if text == status.held_by:
-            return None
-        word = "held" if text else "working"
-        return dataclasses.replace(status, status=word, held_by=text), description
+        fresh = await self._refine(self._answer, described)
+        return None if fresh == status else (fresh, description)
+
+    async def _refine(
+        self, answer: ThreadStatus, description: WorkflowExecutionDescription
+    ) -> ThreadStatus:
+        activities = description.raw_description.pending_activities
+        return await refine_status(self._client, answer, activities)
 
     async def _in_time(self, awaitable: Awaitable[T]) -> T:
         """Await something until the time of the wait is over."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from everlong.demo.agent import STEPS
 from everlong.format import format_bytes
-from everlong.models import Decision, Message, ThreadStatus
+from everlong.models import Decision, Message, Status, ThreadStatus
 
 SAVING_MIN: Final = 10.0
 RESUME_MS_MAX: Final = 5000.0
@@ -78,7 +78,7 @@ def find_false_claims(report: Report, expected: Sequence[Message]) -> list[str]:
         "one call was decided, once": len(report.decisions) == 1,
         "without a user at the terminal, the demo approved it": report.by_person
         or all(each.approve and each.by == APPROVER for each in report.decisions),
-        "the runaway was stopped by its policy": report.runaway.status == "stopped"
+        "the runaway was stopped by its policy": report.runaway.status == Status.DONE
         and report.runaway.ended is not None
         and report.runaway.ended.limit == RUNAWAY_LIMIT,
         f"the runaway took fewer than {RUNAWAY_STEPS_MAX} steps": (

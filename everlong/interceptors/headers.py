@@ -5,7 +5,7 @@ of sending) and to workflows that answer a Nexus operation (a mark that keeps th
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +14,8 @@ from temporalio.api.common.v1 import Payload
 
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.send_time import SENT_HEADER, SendTimeInterceptor
-from everlong.models import SENT, SentTime
+from everlong.models import POLICY_FUNCTION, SENT, SentTime
+from everlong.policy import Policy
 
 NEXUS_HEADER: Final = "everlong-nexus"
 _YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
@@ -52,6 +53,21 @@ def _read_sent_header(headers: Mapping[str, Payload]) -> SentTime | None:
     try:
         return _SENT.validate_json(payload.data)
     except ValidationError:
+        return None
+
+
+class PolicyInterceptor(worker.Interceptor):
+    """Lets a thread's `status` query read the policy of its agent from the worker."""
+
+    def __init__(self, find_policy: Callable[[str], Policy | None]) -> None:
+        self._find_policy = find_policy
+
+    def workflow_interceptor_class(
+        self,
+        input: worker.WorkflowInterceptorClassInput,  # noqa: A002
+    ) -> type[worker.WorkflowInboundInterceptor] | None:
+        """See `temporalio.worker.Interceptor`."""
+        input.unsafe_extern_functions[POLICY_FUNCTION] = self._find_policy
         return None
 
 

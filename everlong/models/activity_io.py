@@ -1,6 +1,7 @@
 """Arguments and results of the activities. They are small, since bodies are in the journal."""
 
-from typing import Annotated, Any, Final
+import operator
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -11,8 +12,10 @@ from everlong.models.journal import (
     Entry,
     SegmentRef,
     SnapshotRef,
+    seq_after,
 )
 from everlong.models.state import SendMessage
+from everlong.models.status import Status
 from everlong.models.tools import SentTime, ToolResult, WantedCall
 
 
@@ -41,6 +44,8 @@ class Context:
     """Id of the run before this one; empty in the first run."""
     turn: Turn | None = None
     """None between turns."""
+    after_hold: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether the call was held before, so that the activity signals once it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +191,28 @@ class BriefResult:
     message: SendMessage | None = None
     refused: ToolResult | None = None
     """Result of a call that cannot run, for the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallStatus:
+    """Argument of the signal from a running activity to its thread."""
+
+    call: Annotated[str, Field(max_length=400)]
+    """The call, as `identify_call` returns it."""
+    status: Literal[Status.RETRYING, Status.HELD, Status.WORKING]
+    """`working`: the call that was held is held no more."""
+    text: Annotated[str, Field(max_length=limits.HELD_REASON_CHARS_MAX)] = ""
+    """Text of the hold."""
+
+
+def identify_call(activity: str, argument: Any) -> str:
+    """Return what identifies one call of an activity: in the activity, the workflow and a history.
+
+    A signal about a call that has ended then matches none.
+    """
+    context = getattr(argument, "context", None)
+    head, now_ms = (argument.head, 0) if context is None else (context.head, context.now_ms)
+    return f"{activity} {seq_after(head)} {now_ms} {getattr(argument, 'call_id', '')}".rstrip()
 
 
 # The doctor's check-up. Its payloads are neither sealed nor offloaded, since they must be readable if

@@ -39,6 +39,8 @@ REPORT_SIGNAL: Final = "everlong.report"
 """From a sub-agent's thread to its parent's: the turn has ended."""
 REPORT_AGAIN_SIGNAL: Final = "everlong.report_again"
 """From a parent's thread to a sub-agent's: the delivery shows whether that thread still runs."""
+CALL_STATUS_SIGNAL: Final = "everlong.call_status"
+"""From an activity to its thread: the call is tried again, is held, or is held no more."""
 STATUS_QUERY: Final = "status"
 PENDING_QUERY: Final = "pending"
 
@@ -46,6 +48,9 @@ DRAIN_HEADER: Final = "everlong-drain"
 """Header of activities and children that a draining run starts: their results are offloaded."""
 CONSUMED_FUNCTION: Final = "__everlong_consumed_bytes"
 """Extern function of workflow instances, which returns the payload bytes that the run has consumed."""
+
+POLICY_FUNCTION: Final = "__everlong_policy"
+"""Extern function of workflow instances, which returns the policy of an agent that their worker runs."""
 
 CONTEXT_TOOLS: Final = frozenset({"remember", "forget"})
 """Built-in tools that read the thread's context, so they need its snapshot."""

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
+from everlong.models.status import Status
+
 AGENT: Final = SearchAttributeKey.for_keyword("EverlongAgent")
 STATUS: Final = SearchAttributeKey.for_keyword("EverlongStatus")
 REASON: Final = SearchAttributeKey.for_keyword("EverlongReason")
@@ -29,11 +31,9 @@ _KEYS: Final[tuple[SearchAttributeKey[Any], ...]] = (
 SEARCH_ATTRIBUTES: Final = {key.name: key.indexed_value_type.name.title() for key in _KEYS}
 """Name and type of each attribute, the type as the Temporal CLI spells it: `Keyword`, `Int`, ..."""
 
-ACTIVE: Final = "active"
-
 
 def build_start_attributes(agent: str) -> TypedSearchAttributes:
-    """Return the attributes of a new thread, for its start.
+    """Return the attributes of a new thread, for a start with a message.
 
     A thread that is started with them is listed at once, and need not set them itself: an upsert is an
     event, a billed action, and a write to the server's visibility store.
@@ -41,7 +41,7 @@ def build_start_attributes(agent: str) -> TypedSearchAttributes:
     return TypedSearchAttributes(
         [
             SearchAttributePair(AGENT, agent),
-            SearchAttributePair(STATUS, ACTIVE),
+            SearchAttributePair(STATUS, Status.WORKING.value),
             SearchAttributePair(REASON, ""),
             SearchAttributePair(PENDING, 0),
             SearchAttributePair(STATE_BYTES, 0),

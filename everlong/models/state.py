@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer
 from pydantic.dataclasses import dataclass
@@ -15,6 +15,7 @@ from everlong.models.journal import (
     SegmentRef,
     SnapshotRef,
 )
+from everlong.models.status import Status
 from everlong.models.tools import Call, SentTime
 from everlong.policy import LimitHit, Policy, Streaks
 
@@ -319,19 +320,40 @@ class ThreadStart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Retry:
+    """A call that has failed and is tried again. Only the server knows this, not the thread."""
+
+    call: str
+    """`model`, `tool`, `agent`, `journal` or `compaction`."""
+    attempt: int
+    """Number of the attempt that runs, or comes next."""
+    attempts_max: int
+    """0 without a limit."""
+    error: str
+    """Failure of the last attempt."""
+    next_ms: int | None
+    """Time of the next attempt, in Unix milliseconds; None while one runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThreadStatus:
     """Answer of the `status` query, and the result of a thread that was stopped."""
 
     agent: str
-    status: str
-    """`working`, `waiting`, `approval` (only approvals are pending), `paused`, `held`, `stopping`,
-    `stopped` or `archived`."""
+    status: Status
+    reason: str = ""
+    """What it is held on, which call is tried again, the limit that paused or ended it, `person`, or how
+    Temporal ended it: the second word of the status, as `EverlongReason`."""
     counters: Counters
     head: SegmentRef | None
     waiting_messages: int
     last_failure: str
+    stopping: bool = False
+    """Whether the thread ends at its next safe point, or has ended."""
     held_by: str = ""
-    """Reason of a hold, for example bytes that the store has lost; empty if the thread is not held."""
+    """Text of a hold, for example bytes that the store has lost; empty if the thread is not held."""
+    retries: tuple[Retry, ...] = ()
+    """Calls that are tried again. A client adds them to the thread's answer."""
     pause: Pause | None = None
     ended: LimitHit | None = None
     snapshot: SnapshotRef | None = None
@@ -351,6 +373,9 @@ class ThreadStatus:
     compaction_due_ms: int | None = None
     """Time since which it does, in Unix milliseconds."""
     policy: Policy = dataclasses.field(default_factory=Policy)
+    policy_from: Literal["thread", "agent", "default"] = "thread"
+    """`thread`: the thread has recorded it. `agent`: from its agent on the worker that has answered,
+    and it will be recorded with the first reply. `default`: that worker does not have the agent."""
 
 
 # Growth: the bytes that a thread stores in an hour. This is its only definition.

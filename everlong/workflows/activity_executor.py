@@ -6,6 +6,7 @@ limit. A hold ends neither the thread nor its turn.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -23,11 +24,15 @@ from everlong.models import (
     COLLECT,
     HELD,
     RUN_TOOL,
+    CallStatus,
+    Context,
+    Status,
+    identify_call,
     make_printable,
 )
 from everlong.models.json_payloads import from_raw, to_raw, writes_plain_json
 from everlong.models.state import replace_values
-from everlong.workflows import approvals
+from everlong.workflows import approvals, visibility
 
 if TYPE_CHECKING:
     from everlong.workflows.thread import Thread
@@ -50,12 +55,25 @@ def build_retry_policy(number: int = limits.CALL_ATTEMPTS_MAX) -> RetryPolicy:
     return RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=number)
 
 
+@dataclasses.dataclass(eq=False)
+class _Call:
+    """A call of an activity that has not ended: it runs, or waits for its next try."""
+
+    activity: str
+    key: str
+    is_running: bool = True
+    held_by: str = ""
+    """Text of a hold. It stays while the next try runs, until that is known to be held no more."""
+    is_retried: bool = False
+    """Whether the activity has signalled that its attempts fail."""
+
+
 class ActivityExecutor:
     """Runs the activities of one run of a thread."""
 
     def __init__(self, thread: "Thread") -> None:
         self._thread = thread
-        self._held: dict[object, str] = {}  # The reason of each activity that is held.
+        self._calls: list[_Call] = []
         self.blobs = 0
         """Stored objects that this run has read. A replay fetches them again."""
         self.offloaded_bytes = 0
@@ -63,14 +81,34 @@ class ActivityExecutor:
 
     @property
     def held_by(self) -> str:
-        """Reason of a hold; empty if no activity is held."""
-        return next(iter(self._held.values()), "")
+        """Text of a hold; empty if no activity is held."""
+        return next((call.held_by for call in self._calls if call.held_by), "")
+
+    @property
+    def retried(self) -> str:
+        """Type of the activity that is tried again and again; empty if none is."""
+        return next((call.activity for call in self._calls if call.is_retried), "")
+
+    def take_call_status(self, signalled: CallStatus) -> bool:
+        """Take in the signal of a running activity. Return whether it changes anything.
+
+        One about a call that has ended, or that waits for its next try, is late.
+        """
+        for call in self._calls:
+            if call.key == signalled.call and call.is_running:
+                before = (call.is_retried, call.held_by)
+                call.is_retried = call.is_retried or signalled.status == Status.RETRYING
+                if signalled.status != Status.RETRYING:
+                    is_held = signalled.status == Status.HELD
+                    call.held_by = (signalled.text or HELD) if is_held else ""
+                return before != (call.is_retried, call.held_by)
+        return False
 
     async def execute(
         self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
     ) -> T:
         """Run an activity. While it is held, wait and schedule it again."""
-        token = object()
+        call = _Call(name, identify_call(name, argument))
         thread = self._thread
         holds = thread.state.holds
 
@@ -80,15 +118,18 @@ class ActivityExecutor:
                 return name != APPEND_JOURNAL
             return name in _STEPS and thread.state.pause is not None
 
+        self._calls.append(call)
         try:
             while True:
-                self._held.pop(token, None)
+                call.is_running = True
                 try:
                     result = await self._run(name, argument, result_type, retry_policy)
                 except ActivityError as error:
                     if get_failure_type(error) != HELD:
                         raise
-                    self._held[token] = describe_failure(name, error, limits.HELD_REASON_CHARS_MAX)
+                    text = describe_failure(name, error, limits.HELD_REASON_CHARS_MAX)
+                    call.is_running, call.is_retried, call.held_by = False, False, text or HELD
+                    visibility.publish_status(thread)
                 else:
                     if thread.state.holds:
                         thread.state = replace_values(thread.state, holds=0)
@@ -97,8 +138,9 @@ class ActivityExecutor:
                     holds = await self._pause(holds, should_leave)
                 if should_leave() or thread.roll_reason() is not None:
                     raise StepAbandoned
+                argument = _mark_after_hold(argument)
         finally:
-            self._held.pop(token, None)
+            self._calls.remove(call)
 
     async def _run(
         self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
@@ -149,6 +191,14 @@ class ActivityExecutor:
             )
         thread.state = approvals.apply_deadlines(thread.state, thread.now_ms())
         return more
+
+
+def _mark_after_hold(argument: object) -> object:
+    """Return an activity's argument for a try after a hold."""
+    context = getattr(argument, "context", None)
+    if not isinstance(context, Context):
+        return argument
+    return replace_values(argument, context=replace_values(context, after_hold=True))
 
 
 def get_failure_type(error: ActivityError) -> str:

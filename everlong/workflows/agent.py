@@ -17,6 +17,7 @@ from temporalio.exceptions import FailureError, is_cancelled_exception
 from everlong import limits
 from everlong.models import (
     AGENT_WORKFLOW,
+    CALL_STATUS_SIGNAL,
     COMPACT_SIGNAL,
     CONFIGURE_UPDATE,
     DECIDE_UPDATE,
@@ -31,6 +32,7 @@ from everlong.models import (
     STOP_SIGNAL,
     UNPAUSE_SIGNAL,
     Approval,
+    CallStatus,
     Configure,
     Control,
     ControlNote,
@@ -238,7 +240,7 @@ class AgentWorkflow:
             await thread.flush()  # Notes arrived during the first flush.
         if thread.state.tail:
             await self._roll()  # The store was down for long. The next run ends the thread.
-        publish(thread)
+        publish(thread, ended=True)
         await self._report()
 
     # Sub-agents.
@@ -271,6 +273,11 @@ class AgentWorkflow:
     @workflow.signal(name=REPORT_AGAIN_SIGNAL)
     def report_again(self) -> None:
         """Do nothing: the delivery is the answer. A thread that has ended has reported already."""
+
+    @workflow.signal(name=CALL_STATUS_SIGNAL)
+    def take_call_status(self, signalled: CallStatus) -> None:
+        """Record that a running call is tried again, is held, or is held no more."""
+        self._thread.take_call_status(signalled)
 
     # Updates, signals and queries.
 
@@ -412,7 +419,7 @@ class AgentWorkflow:
     @workflow.query(name=STATUS_QUERY)
     def status(self) -> ThreadStatus:
         """Return the thread's status."""
-        return build_status(self._thread, stopped=self._stopped)
+        return build_status(self._thread, ended=self._stopped)
 
     @workflow.query(name=PENDING_QUERY)
     def pending(self) -> list[Approval]:

@@ -6,7 +6,7 @@ worker that has the plugin and the agent.
 """
 
 import contextlib
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
@@ -19,9 +19,11 @@ from everlong.models import (
     COMPACT,
     CONTEXT_TOO_LARGE,
     MESSAGE_LOST,
+    POLICY_FUNCTION,
     SENT,
     Append,
     AppendResult,
+    CallStatus,
     Compact,
     CompactResult,
     Context,
@@ -32,6 +34,7 @@ from everlong.models import (
     ModelTurn,
     Report,
     SendMessage,
+    Status,
     ThreadStart,
     ThreadState,
     Turn,
@@ -77,6 +80,20 @@ class Thread:
         """The thread's policy. Until the first reply reports the agent's own, the default is used."""
         return self._policy or Policy().with_changes(self._changes)
 
+    def find_policy(self) -> tuple[Policy, Literal["thread", "agent", "default"]]:
+        """Return the policy for people, and where it is from. Only a query may call this.
+
+        Before the first reply it is that of the agent on the worker which answers: a query is not
+        replayed, so it may depend on the worker.
+        """
+        if self._policy is not None:
+            return self._policy, "thread"
+        find = workflow.extern_functions().get(POLICY_FUNCTION)
+        own: Policy | None = find(self.agent) if find is not None else None
+        with contextlib.suppress(ValueError):  # As in `_adopt`.
+            return (own or Policy()).with_changes(self._changes), "agent" if own else "default"
+        return own or Policy(), "agent"
+
     @property
     def stopping(self) -> bool:
         """Whether the thread is about to end. A step in progress ends as soon as it can."""
@@ -89,14 +106,25 @@ class Thread:
 
     @property
     def held_by(self) -> str:
-        """Reason of a hold; empty if the thread is not held."""
+        """Text of a hold; empty if the thread is not held."""
         return self._executor.held_by
 
-    def get_end_status(self) -> str:
-        """Return the status of the thread after its end."""
+    @property
+    def retried(self) -> str:
+        """Type of the activity that is tried again and again; empty if none is."""
+        return self._executor.retried
+
+    def take_call_status(self, signalled: CallStatus) -> None:
+        """Take in what a running activity signals of itself, and publish the change."""
+        if self._executor.take_call_status(signalled):
+            visibility.publish_status(self)
+
+    @property
+    def end_status(self) -> Status:
+        """Status of the thread after its end."""
         ended = self.state.ended
         by_limit = ended is not None and ended.action == "archive"
-        return "archived" if by_limit or self.state.archiving else "stopped"
+        return Status.ARCHIVED if by_limit or self.state.archiving else Status.DONE
 
     def take_report(self, report: Report) -> None:
         """Record the report of a sub-agent's thread."""

@@ -41,7 +41,7 @@ from everlong.models import (
 )
 from everlong.models.search_attributes import build_start_attributes
 from everlong.models.state import replace_values
-from everlong.workflows import approvals, transitions
+from everlong.workflows import approvals, transitions, visibility
 from everlong.workflows.activity_executor import (
     ActivityExecutor,
     StepAbandoned,
@@ -85,6 +85,8 @@ class ToolRunner:
                 for call_id in [each for each, task in running.items() if task.done()]:
                     if error := running.pop(call_id).exception():
                         errors[call_id] = error
+                if running:  # After the step the thread publishes anyway.
+                    visibility.publish_status(self._thread)
         finally:
             for task in running.values():
                 task.cancel()

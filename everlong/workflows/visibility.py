@@ -17,13 +17,17 @@ from everlong.models import (
     CARD_MEMO,
     Approval,
     PublishedSize,
+    Status,
     ThreadCard,
     ThreadState,
     ThreadStatus,
+    choose_status,
     compute_growth_per_hour,
+    find_hold_cause,
 )
 from everlong.models import search_attributes as attributes
 from everlong.models.state import replace_values
+from everlong.models.status import CALLS, PERSON
 from everlong.workflows import approvals, transitions
 
 if TYPE_CHECKING:
@@ -36,12 +40,16 @@ _GROWN_STEPS_MIN: Final = 8
 _HOUR_MS: Final = 3_600_000
 
 
-def build_status(thread: "Thread", *, stopped: bool) -> ThreadStatus:
+def build_status(thread: "Thread", *, ended: bool) -> ThreadStatus:
     """Return the answer of the `status` query."""
     state = thread.state
+    status = _get_status(thread, ended=ended)
+    policy, policy_from = thread.find_policy()
     return ThreadStatus(
         agent=thread.agent,
-        status=_get_status_word(thread, stopped),
+        status=status,
+        reason=_get_reason(thread, status),
+        stopping=thread.stopping,
         counters=state.counters,
         head=state.head,
         waiting_messages=len(state.inbox),
@@ -59,7 +67,8 @@ def build_status(thread: "Thread", *, stopped: bool) -> ThreadStatus:
         context_bytes=state.context_bytes,
         compaction_lag_bytes=_compute_lag_bytes(thread),
         compaction_due_ms=state.compaction_due_ms,
-        policy=thread.policy,
+        policy=policy,
+        policy_from=policy_from,
     )
 
 
@@ -71,17 +80,38 @@ def _compute_lag_bytes(thread: "Thread") -> int:
     return max(0, state.context_bytes - thread.policy.compact_at_bytes)
 
 
-def _get_status_word(thread: "Thread", stopped: bool) -> str:
+def _get_status(thread: "Thread", *, ended: bool) -> Status:
     state = thread.state
-    if thread.stopping:
-        return thread.get_end_status() if stopped else "stopping"
+    if ended:
+        return thread.end_status
+    found = [Status.FAILED if state.last_failure else Status.WAITING]
+    if thread.has_work or state.in_turn or thread.stopping:
+        found.append(Status.WORKING)
     if thread.held_by:
-        return "held"
-    if state.pause is not None:
-        return "paused"
-    if thread.has_work or not approvals.list_pending(state):
-        return "working" if thread.has_work or state.in_turn else "waiting"
-    return "approval"
+        found.append(Status.HELD)
+    if thread.retried:
+        found.append(Status.RETRYING)
+    # A thread that is stopping takes neither a decision nor an `unpause` any more.
+    if state.pause is not None and not thread.stopping:
+        found.append(Status.PAUSED)
+    if approvals.list_pending(state) and not thread.stopping:
+        found.append(Status.APPROVAL)
+    return choose_status(found)
+
+
+def _get_reason(thread: "Thread", status: Status) -> str:
+    """Return the second word of a status."""
+    state = thread.state
+    match status:
+        case Status.HELD:
+            return find_hold_cause(thread.held_by)
+        case Status.RETRYING:
+            return CALLS.get(thread.retried, "")
+        case Status.PAUSED:
+            return state.pause.limit.limit if state.pause and state.pause.limit else PERSON
+        case Status.DONE | Status.ARCHIVED:
+            return state.ended.limit if state.ended else ""
+    return ""
 
 
 def adopt_start_attributes(thread: "Thread") -> None:
@@ -89,19 +119,20 @@ def adopt_start_attributes(thread: "Thread") -> None:
     state = thread.state
     if state.published_size is not None or state.published:
         return  # The thread has published already.
-    if workflow.info().typed_search_attributes.get(attributes.STATUS) != attributes.ACTIVE:
+    status = workflow.info().typed_search_attributes.get(attributes.STATUS)
+    if status is None:
         return
     now_ms = thread.now_ms()
     thread.state = replace_values(
         state,
         attributes=True,
-        published=_format_published(attributes.ACTIVE, "", 0),
+        published=_format_published(status, "", 0),
         published_size=build_published_size(state, now_ms),
         trend=build_trend(state, now_ms),
     )
 
 
-def publish(thread: "Thread") -> None:
+def publish(thread: "Thread", *, ended: bool = False) -> None:
     """Upsert the card and the search attributes if they have changed enough.
 
     Search attributes are left out until a worker reports that the server has them.
@@ -117,24 +148,39 @@ def publish(thread: "Thread") -> None:
         workflow.upsert_memo({CARD_MEMO: _build_card(thread, now_ms)})
     if not state.attributes:
         return
-    pending = approvals.list_pending(state)
-    status, reason = _get_status_and_reason(thread, len(pending))
-    published = _format_published(status, reason, len(pending))
-    updates: list[SearchAttributeUpdate[Any]] = []
-    if published != state.published:
-        updates += [
-            attributes.AGENT.value_set(thread.agent),
-            attributes.STATUS.value_set(status),
-            attributes.REASON.value_set(reason),
-            attributes.PENDING.value_set(len(pending)),
-            _build_asked_at(pending),
-        ]
+    updates = _take_status_updates(thread, ended=ended)
     if is_due:
         # With the trend of the card, so that a list computes the same growth from the card.
         updates += _build_size_updates(thread.state, now_ms)
     if updates:
-        thread.state = replace_values(thread.state, published=published)
         workflow.upsert_search_attributes(updates)
+
+
+def publish_status(thread: "Thread") -> None:
+    """Upsert the status if it has changed: within a step, when a call is held or is decided."""
+    if thread.state.attributes and (updates := _take_status_updates(thread, ended=False)):
+        workflow.upsert_search_attributes(updates)
+
+
+def _take_status_updates(thread: "Thread", *, ended: bool) -> list[SearchAttributeUpdate[Any]]:
+    """Return the updates of a status that is not published yet, and note that it is."""
+    pending = approvals.list_pending(thread.state)
+    status = _get_status(thread, ended=ended)
+    reason = _get_reason(thread, status)
+    published = _format_published(status, reason, len(pending))
+    if published == thread.state.published:
+        return []
+    before = thread.state.published
+    thread.state = replace_values(thread.state, published=published)
+    updates: list[SearchAttributeUpdate[Any]] = [
+        attributes.STATUS.value_set(status.value),
+        attributes.REASON.value_set(reason),
+    ]
+    if not before:
+        updates.append(attributes.AGENT.value_set(thread.agent))
+    if pending or not before.endswith(" 0"):
+        updates += [attributes.PENDING.value_set(len(pending)), _build_asked_at(pending)]
+    return updates
 
 
 def build_next_memo(thread: "Thread") -> dict[str, object]:
@@ -245,15 +291,6 @@ def _build_asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
         return attributes.ASKED_AT.value_unset()
     asked_ms = min(each.asked_ms for each in pending)
     return attributes.ASKED_AT.value_set(datetime.fromtimestamp(asked_ms / 1000, UTC))
-
-
-def _get_status_and_reason(thread: "Thread", pending: int) -> tuple[str, str]:
-    state = thread.state
-    if thread.stopping:
-        return thread.get_end_status(), state.ended.limit if state.ended else ""
-    if state.pause is not None:
-        return "paused", state.pause.limit.limit if state.pause.limit else "person"
-    return ("approval" if pending else attributes.ACTIVE), ""
 
 
 def _format_published(status: str, reason: str, pending: int) -> str:

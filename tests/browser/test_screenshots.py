@@ -9,6 +9,8 @@ from playwright.async_api import Page, expect
 
 from everlong.admin.web import Access, create_admin_app
 from everlong.client.visibility import ThreadRow
+from everlong.models import Status
+from everlong.models.status import ENDED
 from tests.support.dashboard import Stage, open_page, screenshot, serve
 from tests.support.fake_thread_list import FakeThreadList, row
 from tests.support.long_journal import write_long_journal
@@ -16,16 +18,17 @@ from tests.support.long_journal import write_long_journal
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 BYTES_MAX = 200_000
 NAMES = (
-    ("checkout-incident", "ops", "approval"),
-    ("nightly-reconcile", "billing", "active"),
-    ("vendor-research", "researcher", "active"),
-    ("customer-4711", "support", "active"),
-    ("index-rebuild", "ops", "paused"),
-    ("quarter-close", "billing", "active"),
-    ("competitor-watch", "researcher", "active"),
-    ("customer-1204", "support", "stopped"),
-    ("gdpr-export-88", "support", "archived"),
+    ("checkout-incident", "ops", Status.APPROVAL),
+    ("nightly-reconcile", "billing", Status.WAITING),
+    ("vendor-research", "researcher", Status.WORKING),
+    ("customer-4711", "support", Status.FAILED),
+    ("index-rebuild", "ops", Status.PAUSED),
+    ("quarter-close", "billing", Status.HELD),
+    ("competitor-watch", "researcher", Status.WORKING),
+    ("customer-1204", "support", Status.DONE),
+    ("gdpr-export-88", "support", Status.ARCHIVED),
 )
+REASONS = {Status.PAUSED: "steps_max", Status.HELD: "store"}
 
 
 def fake_threads() -> list[ThreadRow]:
@@ -33,7 +36,7 @@ def fake_threads() -> list[ThreadRow]:
     now_ms = time.time_ns() // 1_000_000
     found = []
     for number, (name, agent, status) in enumerate(NAMES):
-        is_open = status not in ("stopped", "archived")
+        is_open = status not in ENDED
         made = row(number + 20, now_ms)
         found.append(
             dataclasses.replace(
@@ -41,9 +44,9 @@ def fake_threads() -> list[ThreadRow]:
                 thread_id=name,
                 agent=agent,
                 status=status,
-                reason="",
+                reason=REASONS.get(status, ""),
                 closed_ms=None if is_open else now_ms,
-                pending=int(status == "approval"),
+                pending=int(status == Status.APPROVAL),
                 growth_bytes_per_hour=made.stored_bytes * 0.004 if is_open else 0.0,
                 started_ms=now_ms - number * 60_000,
             )

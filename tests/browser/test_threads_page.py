@@ -142,7 +142,7 @@ async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page:
     await page.goto("/?text=live-")
     await page.evaluate("window.kept = true")
     row = page.locator("tr", has_text="live-1")
-    await expect(row.locator(".status")).to_have_text("active")
+    await expect(row.locator(".status")).to_have_text("waiting")
     search = page.get_by_label("Search by thread id")
     await search.focus()
 

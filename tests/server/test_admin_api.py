@@ -95,7 +95,7 @@ async def test_api_actions_are_journalled_with_actor_and_reason(
             await run_action(client, f"{place}/fork", seq=2, new_id=fork_id, reason="try again")
             await run_action(client, f"{place}/stop", reason="done")
             await poll_until(
-                lambda: get_json(client, place), lambda it: it["status"]["status"] == "stopped"
+                lambda: get_json(client, place), lambda it: it["status"]["status"] == "done"
             )
             entries = (await get_json(client, f"{place}/entries"))["entries"]
             forked = (await get_json(client, f"/threads/{quote(fork_id, safe='')}/entries"))[
@@ -285,7 +285,7 @@ async def test_the_list_has_one_row_for_each_thread_and_queries_none(
         async with open_role_client(threads, Role.VIEWER) as client:
             page = await poll_until(
                 lambda: get_json(client, f"/threads?text={thread_id.upper()}"),
-                lambda page: [each["status"] for each in page["rows"]] == ["stopped"],
+                lambda page: [each["status"] for each in page["rows"]] == ["done"],
             )
             [row] = page["rows"]
             assert row["agent"] == "ops"

@@ -155,12 +155,12 @@ async def test_a_stopping_thread_refuses_decisions_and_completes_its_journal(
         [approval] = await thread.pending()
         await asyncio.wait_for(shop.waiting.wait(), 90)
         await thread.handle.signal("stop")
-        await thread.wait_for_status("stopping")
+        await thread.wait_until(lambda found: found.stopping)
         with pytest.raises(WorkflowUpdateFailedError) as raised:
             await thread.decide(approval.id)
         assert "stopping" in str(raised.value.cause)
         shop.gate.set()
-        assert (await thread.result()).status == "stopped"
+        assert (await thread.result()).status == "done"
         assert shop.paid == []
         assert await thread.tool_results() == ["waited", "error: not run, since the thread ended"]
         assert len(await thread.data(Kind.ASKED)) == 1

@@ -206,7 +206,7 @@ async def test_the_cli_limits_pauses_compacts_and_stops(
         assert "will compact" in await cli("compact", thread_id)
         assert "will stop" in await cli("stop", thread_id, "--reason", "done")
         await cli.threads.client.get_workflow_handle(thread_id).result()
-        assert (await cli.json("show", thread_id))["status"] == "stopped"
+        assert (await cli.json("show", thread_id))["status"] == "done"
         listed = await cli("journal", thread_id)
         assert "configure cost_usd_max=none steps_max=500 by ann" in listed
 

@@ -102,7 +102,7 @@ async def _is_governed(client: httpx.AsyncClient, threads: Threads, thread_id: s
         await _does_everything(client, thread_id, place)
     await _post(client, place("stop"), reason="done")
     await poll_until(
-        lambda: _json(client, whole), lambda found: found["status"]["status"] == "stopped", 60
+        lambda: _json(client, whole), lambda found: found["status"]["status"] == "done", 60
     )
 
 

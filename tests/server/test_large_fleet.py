@@ -79,7 +79,7 @@ async def test_a_real_server_lists_finds_and_counts_like_the_memory_list(
         {"text": f"{prefix}'q"},
         {"text": f"{prefix}\\"},
         {"text": prefix, "status": "paused"},
-        {"text": prefix, "status": "active", "agent": "billing"},
+        {"text": prefix, "status": "waiting", "agent": "billing"},
         {"text": prefix, "status": "terminated"},
         {"text": prefix, "agent": "support"},
     ):

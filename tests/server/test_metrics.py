@@ -172,7 +172,7 @@ async def test_the_admin_server_shows_all_threads(server: TemporalServer, tmp_pa
     settings = make_settings(tmp_path, server.address, port - 1)
     with start_codec_server(settings, find_free_port(), 8233):
         url = f"http://127.0.0.1:{port}/metrics"
-        text = await scrape(url, lambda text: 'everlong_threads{status="active"}' in text)
+        text = await scrape(url, lambda text: 'everlong_threads{status="waiting"}' in text)
         assert 'service_name="everlong-admin"' in text
         assert "everlong_approvals_age_seconds" in text
 

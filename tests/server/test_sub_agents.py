@@ -72,7 +72,7 @@ async def test_a_sub_agents_answer_is_the_result_of_the_call(drive: Drive) -> No
         [child] = await wait_for_children(thread, 1)
         assert child.thread_id.startswith(f"{thread.thread_id}/helper-")
         status = await child.result()
-        assert (status.agent, status.status) == ("helper", "stopped")
+        assert (status.agent, status.status) == ("helper", "done")
         assert [message.text for message in (await child.messages()).values()] == [
             "do it",
             "helper heard do it",
@@ -225,9 +225,9 @@ async def test_a_parent_that_stops_stops_its_sub_agents(drive: Drive) -> None:
         started = await wait_for_children(thread, 2)
         for child in started:
             await child.pending()
-        assert (await thread.stop()).status == "stopped"
+        assert (await thread.stop()).status == "done"
         for child in started:
-            assert (await child.result()).status == "stopped"
+            assert (await child.result()).status == "done"
             await child.check()
 
 
@@ -242,7 +242,7 @@ async def test_a_sub_agent_stopped_by_an_operator_is_an_error(drive: Drive) -> N
         await thread.send()
         [child] = await wait_for_children(thread, 1)
         await child.pending()
-        assert (await child.stop()).status == "stopped"
+        assert (await child.stop()).status == "done"
         assert (await thread.answer()).startswith("error: ")
 
 
@@ -297,7 +297,7 @@ async def test_a_cancelled_parent_stops_its_sub_agent(drive: Drive) -> None:
         description = await thread.handle.describe()
         assert description.status == WorkflowExecutionStatus.CANCELED
         gate.open.set()
-        assert (await child.result()).status == "stopped"
+        assert (await child.result()).status == "done"
         assert [entry.kind for entry in await thread.entries(Kind.TOOL_RESULT)] == [
             Kind.TOOL_RESULT
         ]

@@ -244,7 +244,7 @@ async def test_a_stopped_thread_has_a_complete_journal(
             seconds_max=90,
         )
         result = await stop(threads, thread_id)
-        assert result.status == "stopped"
+        assert result.status == "done"
         conversation = await threads.conversation(thread_id)
         # Nothing that ran is missing: every call has its result.
         calls = sum(len(message.tool_calls) for message in conversation)
@@ -267,7 +267,7 @@ async def test_a_stop_is_not_lost_to_a_roll(
             await threads.send(name, "read")
             await asyncio.sleep(0.15 * attempt)
             result = await asyncio.wait_for(stop(threads, name), 90)
-            assert result.status == "stopped"
+            assert result.status == "done"
             description = await threads.client.get_workflow_handle(name).describe()
             assert description.status == WorkflowExecutionStatus.COMPLETED
 

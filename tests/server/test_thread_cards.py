@@ -181,4 +181,4 @@ async def test_a_thread_ends_by_the_requested_stop_or_cancel(
         await send_signal(threads.client, thread_id, STOP_SIGNAL, Control(archive=archive))
         await threads.client.get_workflow_handle(thread_id).result()
         status = await read_status(threads.client, thread_id)
-    assert status.status == ("archived" if archive else "stopped")
+    assert status.status == ("archived" if archive else "done")

@@ -103,7 +103,7 @@ async def test_signals_need_no_argument(drive: Drive) -> None:
             await thread.handle.signal(name)
             await thread.wait_for_status(expected)
         assert await thread.ask("two") == "heard two"
-        assert (await thread.stop()).status == "stopped"
+        assert (await thread.stop()).status == "done"
         actions = [each["action"] for each in await thread.data(Kind.CONTROL)]
         assert actions == ["pause", "unpause", "compact", "stop"]
 
@@ -332,7 +332,7 @@ async def test_a_thread_ends_from_any_wait_with_a_complete_journal(
         await thread.pending()
         await where(thread)
         if how == "stop":
-            assert (await thread.stop()).status == "stopped"
+            assert (await thread.stop()).status == "done"
         else:
             await thread.handle.cancel()
             with pytest.raises(WorkflowFailureError):
@@ -340,7 +340,7 @@ async def test_a_thread_ends_from_any_wait_with_a_complete_journal(
             description = await thread.handle.describe()
             assert description.status == WorkflowExecutionStatus.CANCELED
         status = await thread.status()
-        assert (status.status, status.waiting_messages, status.tail_entries) == ("stopped", 0, 0)
+        assert (status.status, status.waiting_messages, status.tail_entries) == ("done", 0, 0)
         kinds = [entry.kind for entry in await thread.entries()]
         assert kinds[:3] == [Kind.MESSAGE, Kind.REPLY, Kind.ASKED]
         assert (kinds.count(Kind.MESSAGE), Kind.CONTROL in kinds) == (

@@ -174,7 +174,7 @@ async def test_waiting_for_a_stopped_thread_ends_at_once(
         handle = threads.client.get_workflow_handle(thread_id)
         await handle.signal(STOP_SIGNAL)
         await handle.result()
-        assert (await read_status(threads.client, thread_id)).status == "stopped"
+        assert (await read_status(threads.client, thread_id)).status == "done"
         with pytest.raises(NotAnswered, match="has ended before that: completed"):
             await threads.wait_for_answers(thread_id, 1)
 
@@ -225,7 +225,7 @@ async def test_results_before_a_cancel_are_kept(
             "error: not run, since the thread ended",
             "waited 0.0",
         ]
-        assert (await read_status(threads.client, thread_id)).status == "stopped"
+        assert (await read_status(threads.client, thread_id)).status == "done"
 
 
 @pytest.mark.guarantee(73)
@@ -258,7 +258,7 @@ async def test_a_stopped_thread_journals_its_unread_messages(
         handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
         await handle.signal(STOP_SIGNAL)
         result = await handle.result()
-        assert (result.status, result.waiting_messages) == ("stopped", 0)
+        assert (result.status, result.waiting_messages) == ("done", 0)
         conversation = await threads.conversation(thread_id)
         assert [message.text for message in conversation[-2:]] == ["second", "third"]
 

@@ -187,7 +187,7 @@ async def test_an_ended_thread_can_be_read_and_accepts_no_request(
         with pytest.raises(ThreadEnded):
             await ThreadHandle(client, thread_id).decide("2-1", approve=True, by="ann")
         status = await read_status(client, thread_id)
-        assert (status.status, status.counters.answered) == ("stopped", 1)
+        assert (status.status, status.counters.answered) == ("done", 1)
         assert await list_pending(client, thread_id) == []
         texts = [message.text for message in await read_messages(client, packs, thread_id)]
         assert texts == ["hello", "you said hello"]

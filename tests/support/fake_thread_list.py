@@ -8,10 +8,11 @@ from temporalio.client import Client
 
 from everlong.client.thread_list import ThreadList
 from everlong.client.visibility import ThreadRow
-from everlong.models import ThreadCard
+from everlong.models import Status, ThreadCard
+from everlong.models.status import ENDED
 
 AGENTS = ("ops", "researcher", "support", "billing")
-STATUSES = ("active", "active", "active", "approval", "paused", "stopped", "archived", "terminated")
+STATUSES = (*Status.__members__.values(), Status.WAITING, Status.WAITING, Status.WORKING)
 HOUR_MS = 3_600_000
 
 
@@ -19,7 +20,7 @@ def row(number: int, now_ms: int) -> ThreadRow:
     """Return a plausible row, the same for the same number."""
     chance = random.Random(number)
     status = chance.choice(STATUSES)
-    is_open = status in ("active", "approval", "paused")
+    is_open = status not in ENDED
     stored = int(10 ** chance.uniform(4, 9.2))
     steps = stored // 9000 + 1
     trend, size = [], stored * 0.4
@@ -44,13 +45,13 @@ def row(number: int, now_ms: int) -> ThreadRow:
         run_id=f"run-{number}",
         agent=AGENTS[number % 4],
         status=status,
-        reason="same_failure_max" if status == "paused" and number % 3 == 0 else "",
+        reason="same_failure_max" if status == Status.PAUSED and number % 3 == 0 else "",
         started_ms=now_ms - number * 60_000,
         closed_ms=None if is_open else now_ms - number * 1000,
         stored_bytes=stored,
         growth_bytes_per_hour=stored * chance.uniform(0, 0.02) if is_open else 0.0,
-        pending=1 if status == "approval" else 0,
-        asked_ms=now_ms - number * 30_000 if status == "approval" else None,
+        pending=1 if status == Status.APPROVAL else 0,
+        asked_ms=now_ms - number * 30_000 if status == Status.APPROVAL else None,
         last_resume_ms=card.resume_ms,
         card=card,
     )

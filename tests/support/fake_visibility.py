@@ -39,7 +39,7 @@ class Thread:
     thread_id: str
     run_id: str = ""
     execution: str = "Running"
-    status: str | None = "active"
+    status: str | None = "waiting"
     agent: str | None = "ops"
     started_ms: int = 1
     closed_ms: int | None = None

@@ -19,6 +19,7 @@ from everlong.models import (
     Message,
     SegmentRef,
     SnapshotRef,
+    Status,
     StepInfo,
     ThreadStatus,
     ToolCall,
@@ -114,7 +115,7 @@ class ThreadBuilder:
         )
         await self.note(Kind.COMPACTION, compacted)
 
-    def status(self, word: str = "archived") -> ThreadStatus:
+    def status(self, word: Status = Status.ARCHIVED) -> ThreadStatus:
         return ThreadStatus(
             agent="ops",
             status=word,

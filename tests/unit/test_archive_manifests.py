@@ -181,7 +181,7 @@ async def test_a_manifest_of_another_namespace_or_thread_is_refused() -> None:
     [
         {"entries": 18},
         {"agent": "spy"},
-        {"status": "stopped"},
+        {"status": "done"},
         {"steps": 99},
         {"tokens": 99},
         {"cost_usd": 9.5},

@@ -18,7 +18,7 @@ from everlong.client import archives
 from everlong.client.archives import ArchivePage, ArchivePlan
 from everlong.client.lookup import ThreadSize, find_head
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
-from everlong.models import Counters, Kind, Message, ThreadStatus
+from everlong.models import Counters, Kind, Message, Status, ThreadStatus
 from everlong.storage import BlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
@@ -31,7 +31,7 @@ CLIENT: Any = SimpleNamespace(namespace=NAMESPACE)
 
 
 def make_ended_status(
-    status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1
+    status: Status, *, tail: int = 0, waiting: int = 0, answered: int = 1
 ) -> ThreadStatus:
     return ThreadStatus(
         agent="ops",
@@ -47,13 +47,16 @@ def make_ended_status(
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (make_ended_status("archived", answered=0), ""),
-        (make_ended_status("canceled", answered=0), ""),
-        (make_ended_status("terminated"), ""),
-        (make_ended_status("terminated", tail=2), "its last 2 entries and messages"),
-        (make_ended_status("terminated", waiting=1), "its last 1 entries and messages"),
-        (make_ended_status("failed", tail=2, waiting=3), "its last 5 entries and messages"),
-        (make_ended_status("timed_out", answered=0), "in the middle of a turn (timed_out)"),
+        (make_ended_status(Status.ARCHIVED, answered=0), ""),
+        (make_ended_status(Status.DONE, answered=0), ""),
+        (make_ended_status(Status.TERMINATED), ""),
+        (make_ended_status(Status.TERMINATED, tail=2), "its last 2 entries and messages"),
+        (make_ended_status(Status.TERMINATED, waiting=1), "its last 1 entries and messages"),
+        (
+            make_ended_status(Status.TERMINATED, tail=2, waiting=3),
+            "its last 5 entries and messages",
+        ),
+        (make_ended_status(Status.TERMINATED, answered=0), "in the middle of a turn (terminated)"),
     ],
 )
 def test_only_a_fully_journalled_thread_may_be_freed(found: ThreadStatus, words: str) -> None:

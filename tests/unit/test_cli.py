@@ -18,7 +18,7 @@ from everlong.cli.approvals import choose_only
 from everlong.cli.control import format_policy, parse_changes
 from everlong.cli.options import resolve_name
 from everlong.cli.output import build_status_table, format_arguments, print_lines
-from everlong.cli.threads import SORT_KEYS
+from everlong.cli.threads import SORT_KEYS, STATUSES
 from everlong.client.lookup import ThreadSize
 from everlong.client.thread_list import Sort
 from everlong.errors import ConfigError, DecisionRefused
@@ -32,6 +32,7 @@ from everlong.models import (
     ForkNote,
     Kind,
     MemoryChange,
+    Status,
     ThreadStatus,
     build_note,
 )
@@ -293,6 +294,7 @@ def test_a_usage_error_says_what_to_type(
 
 def test_the_sort_keys_of_the_help_are_those_of_the_list() -> None:
     assert {*SORT_KEYS, *(f"-{each}" for each in SORT_KEYS)} == set(get_args(Sort))
+    assert {*STATUSES} == {*Status}
 
 
 def test_an_approval_without_an_id_is_the_only_one_that_waits() -> None:
@@ -411,7 +413,7 @@ def test_arguments_are_printed_within_a_bound_on_marked_lines() -> None:
 def test_a_partial_size_says_so() -> None:
     status = ThreadStatus(
         agent="ops",
-        status="waiting",
+        status=Status.WAITING,
         counters=Counters(),
         head=None,
         waiting_messages=0,

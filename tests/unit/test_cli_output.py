@@ -14,7 +14,7 @@ from everlong.cli.query import format_csv, print_csv
 from everlong.client.thread_list import ThreadPage
 from everlong.client.visibility import ThreadRow
 from everlong.format import format_spark
-from everlong.models import ThreadCard
+from everlong.models import Status, ThreadCard
 from everlong.queries.engine import QueryRead, QueryResult
 
 THREAD_ID = "support-customer-4711"
@@ -25,7 +25,7 @@ def page() -> ThreadPage:
         thread_id=THREAD_ID,
         run_id="run",
         agent="support",
-        status="paused",
+        status=Status.PAUSED,
         reason="same_failure_max",
         started_ms=1,
         closed_ms=None,

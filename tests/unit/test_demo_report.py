@@ -8,14 +8,14 @@ import pytest
 
 from everlong.demo.agent import STEPS, build_expected_conversation
 from everlong.demo.report import APPROVER, RUNAWAY_LIMIT, Report, find_false_claims, naive_bytes
-from everlong.models import Counters, Decision, Message, ThreadStatus
+from everlong.models import Counters, Decision, Message, Status, ThreadStatus
 from everlong.policy import LimitHit
 from everlong.testing import workload
 
 EXPECTED = build_expected_conversation("What happened?")
 RUNAWAY = ThreadStatus(
     agent="runaway",
-    status="stopped",
+    status=Status.DONE,
     counters=Counters(steps=14),
     head=None,
     waiting_messages=0,
@@ -61,7 +61,7 @@ def test_a_true_report_passes() -> None:
         {"decisions": [*TRUE.decisions, *TRUE.decisions]},
         {"decisions": [dataclasses.replace(TRUE.decisions[0], approve=False)]},
         {"decisions": [dataclasses.replace(TRUE.decisions[0], by="mallory")]},
-        {"runaway": dataclasses.replace(RUNAWAY, status="working")},
+        {"runaway": dataclasses.replace(RUNAWAY, status=Status.WORKING)},
         {"runaway": dataclasses.replace(RUNAWAY, ended=None)},
         {"runaway": dataclasses.replace(RUNAWAY, counters=Counters(steps=50))},
         {"runs": 1},

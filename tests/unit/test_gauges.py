@@ -17,7 +17,7 @@ from everlong.errors import ServerUnreachable
 from everlong.telemetry import METRICS, Meters
 
 FLEET = FleetFigures(
-    by_status={"active": 3, "approval": 2, "paused": 0},
+    by_status={"working": 3, "approval": 2, "paused": 0},
     stored_bytes=700,
     stored_bytes_max=400,
     growth_bytes_per_hour=50.0,
@@ -70,7 +70,7 @@ async def test_every_gauge_of_the_admin_server_is_shown(monkeypatch: pytest.Monk
     gauges.provider.shutdown()
     assert 300 <= shown.pop(("everlong.approvals.age", "")) < 310
     assert shown == {
-        ("everlong.threads", "active"): 3,
+        ("everlong.threads", "working"): 3,
         ("everlong.threads", "approval"): 2,
         ("everlong.threads", "paused"): 0,
         ("everlong.threads.stored", "sum"): 700,

@@ -22,6 +22,7 @@ from everlong.client.visibility import (
     read_rows,
 )
 from everlong.errors import ConfigError
+from everlong.models import Status
 from tests.support.admin_client import make_context, open_http_client
 from tests.support.fake_visibility import FakeVisibility, Thread
 
@@ -38,7 +39,7 @@ def threads(count: int) -> list[Thread]:
         thread = Thread(
             thread_id=f"thread-{number:06}",
             agent=AGENTS[number % 3],
-            status="paused" if number % 10 == 3 else "active",
+            status="paused" if number % 10 == 3 else "waiting",
             reason="same_failure_max" if number % 20 == 3 else "",
             started_ms=10_000_000 - number,
             stored_bytes=number * 7919 % 10_007,
@@ -82,7 +83,7 @@ async def test_a_thread_is_found_by_its_id_however_many_there_are(server: FakeVi
     assert (await ids(page), page.total, page.source) == (["needle"], 1, "server")
     assert server.calls["list"] <= 2
     assert (await listed.page("needle", agent="support")).total == 0
-    assert (await listed.page("needle", status="active", agent="ops")).total == 1
+    assert (await listed.page("needle", status="waiting", agent="ops")).total == 1
 
 
 async def test_a_thread_not_yet_indexed_is_found_by_its_id(
@@ -165,10 +166,10 @@ async def test_the_index_serves_other_orders_with_its_age(
     assert "all 60 threads by stored" in page.order
     assert abs(page.read_ms - time.time() * 1000) < 60_000
     assert all(row.card is not None for row in page.rows)  # As the server has them now.
-    pages = await all_pages(listed, sort="stored", status="active", limit=9)
+    pages = await all_pages(listed, sort="stored", status="waiting", limit=9)
     found = [row.stored_bytes for page in pages for row in page.rows]
     assert found == sorted(found)
-    assert len(found) == len([each for each in threads(MANY) if each.status == "active"])
+    assert len(found) == len([each for each in threads(MANY) if each.status == "waiting"])
 
 
 async def test_every_order_of_an_index_equals_that_of_memory(server: FakeVisibility) -> None:
@@ -363,9 +364,9 @@ async def test_filters_without_search_attributes_use_temporals_own_fields() -> N
     server = FakeVisibility(bare, has_attributes=False)
     listed = make_thread_list(server)
     await listed.read()
-    running = await listed.page(status="running", limit=200)
+    running = await listed.page(status="unknown", limit=200)
     assert running.total == len([each for each in bare if not each.closed_ms])
-    assert (await listed.page(status="stopped")).total == MANY - running.total
+    assert (await listed.page(status="done")).total == MANY - running.total
     assert (await listed.page(status="paused")).total == 0
     assert (await listed.page(agent="ops")).total == 0
 
@@ -390,7 +391,7 @@ def test_an_index_takes_a_few_hundred_bytes_a_thread() -> None:
             thread_id=f"thread-{number:06}",
             run_id=str(number),
             agent="ops",
-            status="active",
+            status=Status.WAITING,
             reason="",
             started_ms=1_700_000_000_000 + number,
             closed_ms=None,

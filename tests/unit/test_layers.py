@@ -20,7 +20,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "versions": (set(), STDLIB_ONLY),
     "models": ({"limits", "policy"}, PURE),
     "models/thread_ids": ({"errors"}, STDLIB_ONLY),
-    "models/search_attributes": (set(), {"temporalio"}),
+    "models/search_attributes": ({"models"}, {"temporalio"}),
     "models/json_payloads": (set(), PURE | {"temporalio"}),
     "doctor": (
         {

@@ -20,6 +20,7 @@ from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
     CALL_MODEL,
+    CALL_STATUS_SIGNAL,
     COLLECT,
     HELD,
     RUN_TOOL,
@@ -27,12 +28,14 @@ from everlong.models import (
     AppendResult,
     Call,
     CallOptions,
+    CallStatus,
     Context,
     Control,
     Counters,
     Decide,
     Kind,
     Message,
+    ModelCall,
     ModelTurn,
     Pause,
     PendingApproval,
@@ -41,12 +44,14 @@ from everlong.models import (
     Report,
     SegmentRef,
     SendMessage,
+    Status,
     ThreadStart,
     ThreadState,
     ThreadStatus,
     ToolRun,
     WantedCall,
     build_entry,
+    identify_call,
 )
 
 _CONVERTER = pydantic_data_converter.payload_converter
@@ -282,11 +287,11 @@ async def test_an_approval_waits_until_it_is_decided() -> None:
     assert (decided.pending, decided.answered, decided.tool_calls) == (0, 1, 1)
 
 
-async def test_an_approval_with_a_running_tool_is_work() -> None:
+async def test_an_approval_precedes_a_running_tool() -> None:
     history = History().send(1).model(reply(2, call(), TOOL))
     history.scheduled(RUN_TOOL)
     seen = await history.progress()
-    assert (seen.status, seen.pending) == ("working", 1)
+    assert (seen.status, seen.pending) == ("approval", 1)
 
 
 @pytest.mark.parametrize(("on_deadline", "pending"), [("deny", 0), ("escalate", 1)])
@@ -312,16 +317,50 @@ async def test_a_failure_ends_a_turn_once_it_is_journalled() -> None:
         .progress()
     )
     assert [(each.number, each.seq) for each in seen.answers] == [(1, 2)]
-    assert (seen.status, seen.needs_query) == ("waiting", False)
+    assert (seen.status, seen.needs_query) == ("failed", False)
+    assert (await history.send(2).model(reply(4)).progress()).status == "waiting"
 
 
-async def test_a_hold_is_reported_until_the_activity_is_retried() -> None:
-    history = History().send(1)
-    history.failed(history.scheduled(CALL_MODEL), HELD, "the store is away").task()
+def model_call(now_ms: int = 1) -> ModelCall:
+    context = Context(agent="ops", head=None, snapshot=None, now_ms=now_ms)
+    return ModelCall(context=context, tail=())
+
+
+def call_status(argument: ModelCall | ToolRun, status: Any, text: str = "") -> CallStatus:
+    name = CALL_MODEL if isinstance(argument, ModelCall) else RUN_TOOL
+    return CallStatus(call=identify_call(name, argument), status=status, text=text)
+
+
+async def test_a_hold_is_reported_until_the_next_try_is_known_to_run() -> None:
+    history, asked = History().send(1), model_call()
+    history.failed(history.scheduled(CALL_MODEL, asked), HELD, "the store is away").task()
     held = await history.progress()
     assert (held.status, held.held_by, held.needs_query) == ("held", "the store is away", False)
-    history.scheduled(CALL_MODEL)
-    assert (await history.progress()).held_by == ""
+    again = history.scheduled(CALL_MODEL, asked)
+    assert (await history.progress()).held_by == "the store is away"
+    history.signal(CALL_STATUS_SIGNAL, call_status(asked, Status.WORKING))
+    assert (await history.progress()).status == "working"
+    assert (await history.completed(again, reply(2)).task().progress()).status == "waiting"
+
+
+async def test_a_call_that_is_tried_again_is_reported_until_it_ends() -> None:
+    history, asked = History().send(1), model_call()
+    called = history.scheduled(CALL_MODEL, asked)
+    signalled = call_status(asked, Status.RETRYING)
+    assert (await history.signal(CALL_STATUS_SIGNAL, signalled).progress()).status == "retrying"
+    history.completed(called, reply(2)).task()
+    assert (await history.progress()).status == "waiting"
+    late = await history.signal(CALL_STATUS_SIGNAL, signalled).task().progress()
+    assert late.status == "waiting"
+
+
+async def test_an_activity_that_goes_on_after_its_effect_is_held_by_its_signal() -> None:
+    history, asked = History().send(1), model_call()
+    called = history.scheduled(CALL_MODEL, asked)
+    history.signal(CALL_STATUS_SIGNAL, call_status(asked, Status.HELD, "no store"))
+    seen = await history.progress()
+    assert (seen.status, seen.held_by) == ("held", "no store")
+    assert (await history.completed(called, reply(2)).task().progress()).held_by == ""
 
 
 @pytest.mark.guarantee(43)
@@ -374,6 +413,7 @@ async def test_parallel_tools_are_held_independently() -> None:
     seen = await history.completed(second, {}).task().progress()
     assert (seen.status, seen.held_by, seen.needs_query) == ("held", "store away", False)
     first = history.scheduled(RUN_TOOL, run("a"))
+    history.signal(CALL_STATUS_SIGNAL, call_status(run("a"), Status.WORKING))
     seen = await history.progress()
     assert (seen.status, seen.held_by) == ("working", "")
     seen = await history.completed(first, {}).model(reply(5)).progress()
@@ -480,7 +520,7 @@ async def test_search_attributes_name_the_limit_that_paused_a_thread() -> None:
     history.attributes(EverlongStatus="paused", EverlongReason="steps_max")
     seen = await history.progress()
     assert (seen.pause, seen.needs_query) == (Pause(by="policy", reason="steps_max"), True)
-    history.signal("unpause").attributes(EverlongStatus="active", EverlongReason="")
+    history.signal("unpause").attributes(EverlongStatus="working", EverlongReason="")
     history.scheduled(CALL_MODEL)
     seen = await history.progress()
     assert (seen.status, seen.pause, seen.needs_query) == ("working", None, False)
@@ -507,17 +547,17 @@ async def test_a_reset_begins_the_run_again() -> None:
 async def test_a_stopped_thread_reports_how_it_ended() -> None:
     last = ThreadStatus(
         agent="ops",
-        status="stopped",
+        status=Status.DONE,
         counters=Counters(messages=2, answered=1),
         head=head(3),
         waiting_messages=0,
         last_failure="",
     )
     history = History().send(1).model(reply(2)).signal("stop").task()
-    assert (await history.progress()).status == "stopping"
+    assert (await history.progress()).status == "working"
     seen = await history.closed("completed", last).progress()
     assert (seen.status, seen.ended, seen.answered, seen.head) == (
-        "stopped",
+        "done",
         "completed",
         1,
         head(3),
@@ -527,7 +567,8 @@ async def test_a_stopped_thread_reports_how_it_ended() -> None:
 @pytest.mark.parametrize("how", ["failed", "timed_out", "canceled", "terminated"])
 async def test_a_closed_run_has_ended(how: str) -> None:
     seen = await History().send(1).closed(how).progress()
-    assert (seen.status, seen.ended, seen.needs_query) == (how, how, False)
+    status = Status.DONE if how == "canceled" else Status.TERMINATED
+    assert (seen.status, seen.ended, seen.needs_query) == (status, how, False)
 
 
 async def test_another_workflow_is_no_thread() -> None:
@@ -554,7 +595,9 @@ async def test_progress_does_not_depend_on_how_events_are_paged(turns: list[str]
     seen = whole.progress()
     assert paged.progress() == seen
     assert (seen.answered, seen.messages) == (len(turns), len(turns))
-    assert (seen.status, seen.pending, seen.needs_query) == ("waiting", 0, False)
+    last = turns[-1] if turns else "answer"
+    expected = Status.FAILED if last == "fail" else Status.WAITING
+    assert (seen.status, seen.pending, seen.needs_query) == (expected, 0, False)
     assert [each.number for each in seen.answers] == list(range(1, len(turns) + 1))
     assert sorted(each.seq for each in seen.answers) == [each.seq for each in seen.answers]
     assert len(to_json(seen)) < 10_000

@@ -14,7 +14,7 @@ from everlong.client import thread_list as module
 from everlong.client.thread_list import ThreadList
 from everlong.client.visibility import RowsPage, ThreadRow, build_row
 from everlong.errors import ServerUnreachable
-from everlong.models import Counters, ThreadCard, ThreadStatus
+from everlong.models import Counters, Status, ThreadCard, ThreadStatus
 from tests.support.admin_client import raise_unreachable
 
 DAY_MS = 24 * 3600 * 1000
@@ -25,7 +25,7 @@ def row(thread_id: str, **fields: object) -> ThreadRow:
         thread_id=thread_id,
         run_id=f"run-of-{thread_id}",
         agent="ops",
-        status="active",
+        status=Status.WORKING,
         reason="",
         started_ms=1,
         closed_ms=None,
@@ -70,7 +70,7 @@ def thread_list() -> ThreadList:
 async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
     seen.pages = [
         [
-            row("b", stored_bytes=5, status="paused"),
+            row("b", stored_bytes=5, status=Status.PAUSED),
             row("a", stored_bytes=9, agent="billing"),
             row("AB", stored_bytes=7),
         ]
@@ -89,7 +89,7 @@ async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
     assert await ids("", "", "billing") == ["a"]
     page = await listed.page("nothing")
     assert (page.total, page.all_threads) == (0, 3)
-    assert page.by_status == {"active": 2, "paused": 1}
+    assert page.by_status == {"working": 2, "paused": 1}
     assert page.agents == ("billing", "ops")
 
 
@@ -169,7 +169,7 @@ async def test_the_page_reports_a_missing_server() -> None:
 def test_gauges_show_usage_and_days_left() -> None:
     status = ThreadStatus(
         agent="ops",
-        status="waiting",
+        status=Status.WAITING,
         counters=Counters(steps=1000, tokens=10, written_bytes=2_000_000),
         head=None,
         waiting_messages=0,
@@ -187,7 +187,7 @@ def test_gauges_show_usage_and_days_left() -> None:
     assert shown["thread_bytes_max"].days_left == pytest.approx(4293, abs=1)
     assert shown["context_bytes_max"].days_left is None
     assert shown["run_events_max"].value == 40
-    paused = dataclasses.replace(status, status="paused")
+    paused = dataclasses.replace(status, status=Status.PAUSED)
     assert all(
         each.days_left is None for each in measure_limits(paused, 40, began_ms=0, now_ms=DAY_MS)
     )
@@ -204,8 +204,8 @@ def test_a_fleet_adds_up() -> None:
                 "a", stored_bytes=10, card=cards[0], last_resume_ms=20.0, growth_bytes_per_hour=5.0
             ),
             row("b", stored_bytes=30, card=cards[1], last_resume_ms=90.0, pending=2, asked_ms=7),
-            row("c", status="paused", reason="same_failure_max"),
-            row("d", status="stopped", closed_ms=9, last_resume_ms=5000.0),
+            row("c", status=Status.PAUSED, reason="same_failure_max"),
+            row("d", status=Status.DONE, closed_ms=9, last_resume_ms=5000.0),
         ]
     )
     assert (view.threads, view.open_threads, view.stored_bytes) == (4, 3, 40)

@@ -21,6 +21,7 @@ from everlong.models import (
     MemoryChange,
     Message,
     SnapshotRef,
+    Status,
     ThreadStatus,
     ToolCall,
     add_up,
@@ -134,7 +135,7 @@ async def load_past(entries: list[Entry]) -> Timeline:
 def make_status(head: object) -> ThreadStatus:
     return ThreadStatus(
         agent="ops",
-        status="waiting",
+        status=Status.WAITING,
         counters=Counters(),
         head=head,  # type: ignore[arg-type]
         waiting_messages=0,

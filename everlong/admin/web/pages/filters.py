@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from everlong import limits
 from everlong.format import format_bytes
+from everlong.models import Retry
 
 Label = Callable[[float], str]
 
@@ -29,31 +30,12 @@ _HIDDEN: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 
-TONES: Final = {
-    "working": "works",
-    "active": "works",
-    "running": "works",
-    "ok": "rests",
-    "warning": "asks",
-    "stopping": "works",
-    "waiting": "rests",
-    "approval": "asks",
-    "paused": "asks",
-    "held": "stuck",
-    "failed": "stuck",
-    "terminated": "stuck",
-    "timed_out": "stuck",
+_CALL_NAMES: Final = {
+    "model": "model call",
+    "tool": "tool call",
+    "agent": "sub-agent's call",
+    "journal": "write to the journal",
 }
-STATUSES: Final = (
-    "working",
-    "waiting",
-    "approval",
-    "paused",
-    "held",
-    "stopping",
-    "stopped",
-    "archived",
-)
 LIMIT_NAMES: Final = {
     "steps_max": "Steps",
     "tokens_max": "Tokens",
@@ -173,6 +155,13 @@ def format_gauge(value: float, unit: str) -> str:
     return format_number(value)
 
 
+def describe_retry(retry: Retry) -> str:
+    """Return a sentence about a call that is tried again, without the time of its next attempt."""
+    bound = f" of {retry.attempts_max}" if retry.attempts_max else ""
+    now = "runs now" if retry.next_ms is None else "is next"
+    return f"Attempt {retry.attempt}{bound} of the {_CALL_NAMES.get(retry.call, retry.call)} {now}."
+
+
 def format_days_left(left: float | None) -> str:
     """Return when a limit will be reached at the present rate; empty if that is unknown."""
     if left is None or not math.isfinite(left):
@@ -185,11 +174,6 @@ def format_days_left(left: float | None) -> str:
 def name_limit(field: str) -> str:
     """Return a limit's name for people."""
     return LIMIT_NAMES.get(field) or LIMIT_NAMES.get(f"{field}_max") or field.replace("_", " ")
-
-
-def choose_tone(status: str) -> str:
-    """Return the CSS class of a status."""
-    return TONES.get(status, "over")
 
 
 def indent_json(text: str) -> str:

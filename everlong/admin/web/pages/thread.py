@@ -15,8 +15,9 @@ from everlong.admin.web.pages.filters import Explanation, format_number, name_li
 from everlong.admin.web.pages.layout import Layout, make_etag, respond_with_etag
 from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
 from everlong.client.lookup import RunPage
+from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError, ThreadNotFound
-from everlong.models import Pause, ThreadStatus
+from everlong.models import Pause, Status, ThreadStatus
 from everlong.policy import LimitHit
 from everlong.policy.policy import LIMITS
 
@@ -191,10 +192,10 @@ def _add_journal_routes(router: APIRouter, layout: Layout) -> None:
 def build_head(found: ThreadOverview) -> dict[str, Any]:
     """Return the template values of the head of a thread's page."""
     status = found.status
-    word = status.status if status and not found.is_gone else found.row.status
     return {
         "thread_id": found.thread_id,
-        "word": word,
+        "status": found.row.status,
+        "retries": status.retries if status else (),
         "agent": status.agent if status else found.row.agent,
         "is_open": found.row.is_open,
         "is_gone": found.is_gone,
@@ -207,6 +208,7 @@ def build_head(found: ThreadOverview) -> dict[str, Any]:
         "figures": _build_figures(found),
         "gauges": sorted(found.gauges, key=lambda each: -each.share),
         "limits_now": describe_limits(found),
+        "limits_note": _LIMITS_NOTES[status.policy_from] if status else "",
     }
 
 
@@ -281,12 +283,17 @@ async def _build_charts(layout: Layout, thread_id: str) -> dict[str, Any]:
     return {"series": series, "charts": build_thread_charts(series), "charts_problem": problem}
 
 
-_ENDED = {
-    "terminated": "It was terminated in Temporal, so the journal may lack its last step.",
-    "canceled": "It was cancelled in Temporal.",
-    "failed": "Its workflow failed.",
-    "timed_out": "Its workflow timed out.",
+_LIMITS_NOTES: Final = {
+    "thread": "the policy of the thread sets them and the action at each",
+    "agent": "the agent's own policy, which the thread records with its first reply",
+    "default": "defaults: no worker with the thread's agent has answered yet",
 }
+_TERMINATED = {
+    "": "It was terminated in Temporal, so the journal may lack its last step.",
+    "failed": "Its workflow failed, so the journal may lack its last step.",
+    "timed_out": "Its workflow timed out, so the journal may lack its last step.",
+}
+_HELD_ADVICE = "Nothing is lost. Fix the cause, and it continues by itself."
 _FORK_ADVICE = "Fork it from any entry to continue in a new thread."
 
 
@@ -299,7 +306,9 @@ def explain(found: ThreadOverview) -> Explanation:
             "Revive it as a new thread, up to any entry.",
         )
     if not found.row.is_open:
-        return _explain_ended(found.row.status, status, has_archive=bool(found.archive))
+        return _explain_ended(found.row, status, has_archive=bool(found.archive))
+    if found.row.status == Status.HELD and status is None:
+        return Explanation(f"Held: {found.unavailable}", _HELD_ADVICE, "bad")
     if status is None:
         return Explanation(
             found.unavailable or "No worker runs this thread.",
@@ -312,32 +321,37 @@ def explain(found: ThreadOverview) -> Explanation:
 
 def _explain_open(status: ThreadStatus) -> Explanation:
     match status.status:
-        case "working":
+        case Status.WORKING:
+            if status.stopping:
+                return Explanation("It ends at its next safe point.")
             waiting = f" {status.waiting_messages} more wait." if status.waiting_messages else ""
             text = f"Working on message {format_number(status.counters.answered + 1)}.{waiting}"
             if status.children:
                 text += f" {len(status.children)} sub-agents work for it."
             return Explanation(text)
-        case "waiting":
-            text = "Waiting for a message. All messages so far are answered."
-            if status.last_failure:
-                failed = f"The last turn failed: {status.last_failure}"
-                return Explanation(failed, "Fix the cause, then send the message again.", "warn")
-            return Explanation(text)
-        case "approval":
+        case Status.RETRYING:
+            return Explanation(
+                "A call has failed and is tried again.",
+                "Nothing is lost. After its last attempt, the error is in the journal.",
+                "warn",
+            )
+        case Status.WAITING:
+            return Explanation("Waiting for a message. All messages so far are answered.")
+        case Status.FAILED:
+            return Explanation(
+                f"The last turn failed: {status.last_failure}",
+                "Fix the cause, then send the message again.",
+                "bad",
+            )
+        case Status.APPROVAL:
             return Explanation(
                 "A person has to decide before it continues.", "The call is below.", "warn"
             )
-        case "paused":
+        case Status.PAUSED:
             return _explain_paused(status.pause)
-        case "held":
-            return Explanation(
-                f"Held: {status.held_by}" if status.held_by else "Held.",
-                "Nothing is lost. Fix the cause, and it continues by itself.",
-                "bad",
-            )
-        case "stopping":
-            return Explanation("It ends at its next safe point.")
+        case Status.HELD:
+            held_by = status.held_by.removeprefix("held by ")
+            return Explanation(f"Held: {held_by}", _HELD_ADVICE, "bad")
     return Explanation(f"Its status is {status.status}.")
 
 
@@ -355,19 +369,24 @@ def _explain_paused(pause: Pause | None) -> Explanation:
     )
 
 
-def _explain_ended(word: str, status: ThreadStatus | None, *, has_archive: bool) -> Explanation:
+def _explain_ended(
+    row: ThreadRow, status: ThreadStatus | None, *, has_archive: bool
+) -> Explanation:
+    if row.status == Status.TERMINATED:
+        text = _TERMINATED.get(row.reason, _TERMINATED[""])
+        return Explanation(text, _FORK_ADVICE, "bad")
     if status is not None and status.ended is not None:
         return Explanation(f"Ended by a limit. {_describe_hit(status.ended)}", _FORK_ADVICE, "warn")
-    if word in _ENDED:
-        return Explanation(_ENDED[word], _FORK_ADVICE, "bad")
-    if word == "archived" and has_archive:
+    if row.status == Status.ARCHIVED and has_archive:
         return Explanation("Ended and archived.", "Revive it from its archive as a new thread.")
-    if word == "archived":
+    if row.status == Status.ARCHIVED:
         return Explanation(
             "Ended, not yet archived.",
             "The next sweep archives it. The button Archive does so now.",
         )
-    return Explanation("It was stopped.", _FORK_ADVICE)
+    if row.reason == "canceled":
+        return Explanation("It was cancelled in Temporal.", _FORK_ADVICE)
+    return Explanation("It has ended, and its journal is complete.", _FORK_ADVICE)
 
 
 def _describe_hit(hit: LimitHit) -> str:
