@@ -38,7 +38,7 @@ async def say(threads: Threads, *texts: str) -> list[str]:
 
 
 @pytest.mark.full
-async def test_threads_go_on_from_the_backup_beside_what_they_wrote_since(tmp_path: Path) -> None:
+async def test_threads_go_on_from_the_backup_and_keep_what_they_wrote_since(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     database, backup = tmp_path / "temporal.db", tmp_path / "backup.db"
     async with run_stack(tmp_path) as threads:

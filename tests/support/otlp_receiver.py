@@ -115,8 +115,8 @@ class ReceivedTelemetry:
 
 
 @contextlib.contextmanager
-def http_receiver() -> Iterator[ReceivedTelemetry]:
-    """Receive OTLP as protobuf over HTTP, at the standard paths of `url`."""
+def http_receiver(prefix: str = "") -> Iterator[ReceivedTelemetry]:
+    """Receive OTLP as protobuf over HTTP, at the standard paths of `url`, below a prefix."""
     received = ReceivedTelemetry()
 
     class Receiver(http.server.BaseHTTPRequestHandler):
@@ -125,9 +125,9 @@ def http_receiver() -> Iterator[ReceivedTelemetry]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            if self.path == "/v1/traces":
+            if self.path == f"{prefix}/v1/traces":
                 received.take_traces(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
-            elif self.path == "/v1/metrics":
+            elif self.path == f"{prefix}/v1/metrics":
                 received.take_metrics(
                     metrics_service_pb2.ExportMetricsServiceRequest.FromString(body)
                 )
@@ -144,7 +144,7 @@ def http_receiver() -> Iterator[ReceivedTelemetry]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        received.url = f"http://127.0.0.1:{server.server_address[1]}"
+        received.url = f"http://127.0.0.1:{server.server_address[1]}{prefix}"
         try:
             yield received
         finally:

@@ -91,6 +91,21 @@ def test_spans_and_metrics_arrive_and_an_exemplar_leads_from_one_to_the_other(
     assert {headers["x-team"] for headers in received.headers} == {"ops"}
 
 
+def test_the_settings_for_langfuse_and_phoenix_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/how-to/observe.md: a path, basic authentication, a project."""
+    with http_receiver("/api/public/otel") as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
+        headers = "Authorization=Basic cGstbGY6c2s9PQ==,x-langfuse-ingestion-version=4"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+        project = "openinference.project.name"
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"{project}=everlong")
+        emit(open_exporters(OTEL_TRACES_EXPORTER="otlp"))
+    [sent] = received.headers
+    assert sent["authorization"] == "Basic cGstbGY6c2s9PQ=="
+    assert sent["x-langfuse-ingestion-version"] == "4"
+    assert received.span("everlong.resume").resource[project] == "everlong"
+
+
 def test_a_protocol_of_one_signal_is_for_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with http_receiver() as over_http, grpc_receiver() as over_grpc:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", over_http.url)

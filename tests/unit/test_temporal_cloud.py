@@ -96,7 +96,7 @@ async def test_a_profile_of_the_configuration_file_reaches_the_server(
     ],
     ids=["wrong key", "unknown authority", "no TLS", "half a pair", "no key in it", "no file"],
 )  # fmt: skip
-async def test_what_cannot_connect_is_told_why(
+async def test_the_error_names_what_the_server_refuses(
     folder: Path, given: dict[str, str], kind: type[EverlongError], text: str
 ) -> None:
     names = {CA: "ca.pem", **given}
