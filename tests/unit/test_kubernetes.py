@@ -1,6 +1,7 @@
 """Claims of deploy/kubernetes that can be checked without a cluster."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -94,11 +95,37 @@ def test_each_manifest_is_part_of_the_base() -> None:
     assert EXAMPLE["resources"] == ["../base"]
 
 
+def build(folder: Path) -> list[Document]:
+    """What kustomize makes of a folder."""
+    command = [KUBECTL or "", "kustomize", str(folder)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return list(YAML(typ="safe").load_all(built))
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+def test_the_pages_patch_mounts_a_client_certificate(tmp_path: Path) -> None:
+    [patch] = re.findall(r"```yaml\n(patches:.*?)```", PAGE, flags=re.DOTALL)
+    base = os.path.relpath(FOLDER / "base", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{base}]\n{patch}")
+    deployments = [each for each in build(tmp_path) if each["kind"] == "Deployment"]
+    assert len(deployments) == len(ROLES)
+    for each in deployments:
+        validate(each)
+        pod = each["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        given = {env["name"]: env.get("value", "") for env in container["env"]}
+        [mount] = [each for each in container["volumeMounts"] if each["name"] == "tls"]
+        [volume] = [each for each in pod["volumes"] if each["name"] == "tls"]
+        assert volume["secret"]["secretName"] == "everlong-temporal"
+        for name in ("CERT", "KEY"):
+            assert Path(given[f"TEMPORAL_TLS_CLIENT_{name}_PATH"]).is_relative_to(
+                mount["mountPath"]
+            )
+
+
 @pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
 def test_kustomize_builds_the_example_into_valid_objects() -> None:
-    command = [KUBECTL or "", "kustomize", str(FOLDER / "example")]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    documents = list(YAML(typ="safe").load_all(built))
+    documents = build(FOLDER / "example")
     assert len(documents) == len(DOCUMENTS) + 1
     [settings] = [each for each in documents if each["kind"] == "ConfigMap"]
     assert settings["data"] == SETTINGS
@@ -146,7 +173,7 @@ def test_the_page_creates_the_secrets_that_the_manifests_read() -> None:
     for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if "create secret" in line:
+            if "create secret generic" in line:
                 name = words[words.index("generic") + 1]
                 literals = re.findall(r"--from-literal=(\w+)=", line)
                 created.setdefault(name, set()).update(literals)
