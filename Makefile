@@ -84,7 +84,7 @@ MATRIX ?=
 matrix: ## Install Everlong together with other Temporal plugins, each in its own environment; needs uv
 	@UV="$(UV)" $(PYTHON) -m tools.matrix $(MATRIX)
 
-package: ## Build sdist and wheel, check them, and run the demo from the wheel in an empty environment
+package: ## Build sdist and wheel, check them, and run a new project and the demo from the wheel
 	@UV="$(UV)" $(PYTHON) -m tools.release
 
 check: format lint types fast ## Format, lint, check types, and run the tests that need no server

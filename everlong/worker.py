@@ -62,7 +62,7 @@ def _describe_import_failure(module_name: str, error: Exception) -> str:
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         # The user's own code: a worker that is installed elsewhere raises in their line too.
-        if not frame.filename.startswith((sys.prefix, sys.base_prefix, _HERE, "<frozen"))
+        if not frame.filename.startswith((sys.prefix, sys.base_prefix, _HERE, "<"))
     ]
     place = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
     return f"{what}: {place}{type(error).__name__}: {error}"

@@ -136,7 +136,8 @@ async def _dev(
         if not stack.agent_names:
             _print_failure(stack.worker)
         _print_text("\n" + "\n".join(f"{label:<12} {text}" for label, text in rows))
-        _print_text("\n" + _describe_next_commands(stack))
+        if stack.agent_names:
+            _print_text("\n" + _describe_next_commands(stack))
         _print_text("\nCtrl-C stops everything; the data stays.")
         if watch is None:
             await stack.wait()
@@ -167,6 +168,7 @@ class _StartReport:
 async def _run_with_reload(stack: EmbeddedStack, watch: SourceWatch) -> None:
     """Restart the worker after each change, until a server ends by itself."""
     servers = asyncio.ensure_future(stack.wait(without_worker=True))
+    shown = stack.agent_names
     while not servers.done():
         change = asyncio.ensure_future(watch.wait_for_change())
         end = asyncio.ensure_future(_report_end(stack))
@@ -175,6 +177,9 @@ async def _run_with_reload(stack: EmbeddedStack, watch: SourceWatch) -> None:
             if change.done():
                 end.cancel()
                 await _restart_worker(stack, change.result())
+                if stack.agent_names and stack.agent_names != shown:
+                    shown = stack.agent_names
+                    _print_text(_describe_next_commands(stack))
         finally:
             end.cancel()
             change.cancel()
@@ -193,7 +198,7 @@ async def _restart_worker(stack: EmbeddedStack, changed: Sequence[Path]) -> None
     names = [_shorten(path) for path in changed[:_CHANGES_SHOWN_MAX]]
     if len(changed) > len(names):
         names.append(f"{len(changed) - len(names)} more")
-    before, started = stack.agent_names, time.monotonic()
+    started = time.monotonic()
     _print_text(f"{', '.join(names)} changed: restarting the worker … ", end="")
     try:
         await stack.replace_worker()
@@ -202,8 +207,6 @@ async def _restart_worker(stack: EmbeddedStack, changed: Sequence[Path]) -> None
         _print_failure(stack.worker)
         return
     out.print(f"{time.monotonic() - started:.1f} s")
-    if before != stack.agent_names:
-        _print_text(f"agents: {', '.join(stack.agent_names)}")
 
 
 def _print_failure(worker: ManagedProcess) -> None:
@@ -247,7 +250,7 @@ def _shorten(path: Path) -> str:
 
 def _describe_next_commands(stack: EmbeddedStack) -> str:
     """Return commands for a second terminal that work as they are, with the first agent's own name."""
-    name = stack.agent_names[0] if stack.agent_names else "AGENT"
+    name = stack.agent_names[0]
     thread_id = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-') or 'thread'}-1"
     command = find_command()
     exports = _list_exports(stack)
