@@ -9,7 +9,7 @@ from typing import Final
 import everlong
 from everlong.agents import Agent, Tool
 from everlong.config import Settings
-from everlong.storage.keys import parse_keys
+from everlong.storage.encryption_keys import parse_keys
 
 Row = tuple[str, str]
 """Label and text of a line. An empty label continues the line before."""

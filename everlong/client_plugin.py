@@ -17,7 +17,7 @@ from everlong.codecs.composition import check_order, check_outer, configure_conv
 from everlong.interceptors.send_time import SendTimeInterceptor
 from everlong.interceptors.thread_ids import ThreadIdInterceptor
 from everlong.storage import BlobStore
-from everlong.storage.keys import KeySource
+from everlong.storage.encryption_keys import KeySource
 from everlong.storage.pack_store import open_packs
 from everlong.telemetry import Telemetry
 from everlong.telemetry.metrics import record_store_call

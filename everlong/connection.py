@@ -16,7 +16,7 @@ from everlong.config import Settings, require_metrics_host, require_store
 from everlong.errors import ConfigError, EverlongError, ServerUnreachable
 from everlong.models import make_printable
 from everlong.storage import BlobStore
-from everlong.storage.keys import parse_keys
+from everlong.storage.encryption_keys import parse_keys
 from everlong.storage.pack_store import ByteBudget, PackStore, open_packs
 
 if TYPE_CHECKING:

@@ -52,8 +52,8 @@ from everlong.interceptors.run_history import RunHistory
 from everlong.interceptors.thread_ids import ThreadIdInterceptor
 from everlong.policy import Policy
 from everlong.storage import BlobStore
+from everlong.storage.encryption_keys import KeySource
 from everlong.storage.instrumented import READS
-from everlong.storage.keys import KeySource
 from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry

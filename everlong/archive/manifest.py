@@ -39,7 +39,13 @@ from everlong.errors import (
 from everlong.models import SegmentRef, Status, ThreadStatus, thread_key
 from everlong.models.journal import Bytes
 from everlong.storage.base import BlobStore
-from everlong.storage.keys import MANIFEST_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
+from everlong.storage.encryption_keys import (
+    MANIFEST_PURPOSE,
+    SALT_BYTES,
+    Keys,
+    open_bytes,
+    seal_bytes,
+)
 from everlong.storage.pack_store import PackStore
 
 PREFIX: Final = "archive/v1/"

@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped] # It has no types.
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow.parquet import encryption
 
-from everlong.archive.schema import Row
+from everlong.archive.rows import Row
 from everlong.errors import BlobCorrupt
 from everlong.models import StepInfo, ToolCall
 

@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from everlong.archive.manifest import Facts, Manifest, check_sealed, parse_facts
-from everlong.archive.schema import Row, read_body, read_message, to_entry
+from everlong.archive.rows import Row, read_body, read_message, to_entry
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
 from everlong.models import Entry, Kind, Message, Ref, SegmentRef, Totals, add_up
 from everlong.models.journal import Body
 from everlong.storage.base import BlobStore
-from everlong.storage.keys import ARCHIVE_PURPOSE
+from everlong.storage.encryption_keys import ARCHIVE_PURPOSE
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
 

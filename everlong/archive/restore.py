@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from everlong import limits
 from everlong.archive.reader import StoredArchive
-from everlong.archive.schema import Row, drop_snapshot, read_body, to_entry
+from everlong.archive.rows import Row, drop_snapshot, read_body, to_entry
 from everlong.archive.writer import Progress
 from everlong.models import CompactionNote, Entry, Kind, SegmentRef, SnapshotRef, build_note
 from everlong.storage.journal import Journal

@@ -18,13 +18,13 @@ from everlong import limits
 from everlong.archive import manifest as manifests
 from everlong.archive.manifest import FILE, MANIFEST, PREFIX, Facts, Manifest, make_archive_key
 from everlong.archive.reader import StoredArchive
-from everlong.archive.schema import Row, has_snapshot, to_row
+from everlong.archive.rows import Row, has_snapshot, to_row
 from everlong.errors import BlobCorrupt, BlobMissing, ConfigError
 from everlong.models import Entry, Kind, SegmentRef, seq_after
 from everlong.storage.base import BlobStore, put_file
 from everlong.storage.cache import CachedBlobStore
+from everlong.storage.encryption_keys import ARCHIVE_PURPOSE, SALT_BYTES, Keys
 from everlong.storage.journal import JournalReader
-from everlong.storage.keys import ARCHIVE_PURPOSE, SALT_BYTES, Keys
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS

@@ -44,8 +44,8 @@ from everlong.errors import (
 from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
+from everlong.storage.encryption_keys import Keyring, KeySource
 from everlong.storage.instrumented import READS, Reads
-from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.objects import get_key_id, parse_object_async
 from everlong.storage.pack_store import PackStore, WriteStats, gather_bounded
 from everlong.telemetry import Meters, Spans, Telemetry

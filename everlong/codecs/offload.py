@@ -30,7 +30,7 @@ from everlong.codecs.payloads import INLINE_ENCODING, OUR_ENCODINGS
 from everlong.codecs.refs import PackRef
 from everlong.codecs.thread_memory import MemoryStats, ThreadMemories, ThreadMemory
 from everlong.errors import BlobCorrupt, BlobMissing, PayloadTooLarge, StoreUnavailable
-from everlong.storage.keys import Keys
+from everlong.storage.encryption_keys import Keys
 from everlong.storage.objects import build_object_async, run_in_thread
 from everlong.storage.pack_store import NO_THREAD, PackStore, pack_key
 from everlong.storage.packs import build_pack

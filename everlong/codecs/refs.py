@@ -11,7 +11,7 @@ from typing import Final
 from temporalio.api.common.v1 import Payload
 
 from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
-from everlong.storage.keys import TAG_BYTES, Keys
+from everlong.storage.encryption_keys import TAG_BYTES, Keys
 from everlong.storage.pack_store import PackStore
 
 ENCODING: Final = b"binary/everlong-ref"

@@ -28,7 +28,7 @@ from everlong.codecs.refs import ENCODING, check_ref, parse_ref
 from everlong.errors import BlobCorrupt
 from everlong.models import thread_key
 from everlong.storage import BlobStore
-from everlong.storage.keys import KeySource
+from everlong.storage.encryption_keys import KeySource
 from everlong.storage.pack_store import gather_bounded, open_packs
 
 _CLAIM: Final = "ref"

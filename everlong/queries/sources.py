@@ -12,7 +12,7 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.archive import Manifest, StoredArchive, writer
-from everlong.archive.schema import Row, to_row
+from everlong.archive.rows import Row, to_row
 from everlong.client.archives import list_archives
 from everlong.client.errors import translate_errors
 from everlong.client.lookup import find_head

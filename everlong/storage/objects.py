@@ -22,7 +22,13 @@ import zstandard
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, KeyMissing, ObjectTooLarge, UnknownVersion
-from everlong.storage.keys import INLINE_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
+from everlong.storage.encryption_keys import (
+    INLINE_PURPOSE,
+    SALT_BYTES,
+    Keys,
+    open_bytes,
+    seal_bytes,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -27,8 +27,8 @@ from everlong.models import Kind, Ref, make_printable, thread_key
 from everlong.storage import open_store
 from everlong.storage.base import BlobStore, FailedPuts, get_bounded
 from everlong.storage.cache import CachedBlobStore
+from everlong.storage.encryption_keys import Keyring, Keys, KeySource
 from everlong.storage.instrumented import READS, CallObserver, InstrumentedBlobStore
-from everlong.storage.keys import Keyring, Keys, KeySource
 from everlong.storage.objects import JOURNAL_LEVEL, run_in_thread
 from everlong.storage.packs import (
     DICTIONARY_BYTES_MAX,

@@ -29,7 +29,7 @@ import zstandard
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, KeyMissing, ObjectTooLarge, UnknownVersion
-from everlong.storage.keys import (
+from everlong.storage.encryption_keys import (
     PACK_PURPOSE,
     SALT_BYTES,
     TAG_BYTES,

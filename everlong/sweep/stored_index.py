@@ -37,7 +37,7 @@ from everlong import limits
 from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, ObjectTooLarge, UnknownVersion
 from everlong.models import thread_key
 from everlong.storage.base import BlobStore
-from everlong.storage.keys import SALT_BYTES, Keys, open_bytes, seal_bytes
+from everlong.storage.encryption_keys import SALT_BYTES, Keys, open_bytes, seal_bytes
 from everlong.storage.objects import get_compressor, inflate, run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.sweep.index import Link, SweepIndex, with_progress

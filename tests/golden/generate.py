@@ -19,8 +19,8 @@ from temporalio.converter import WorkflowSerializationContext
 from everlong.archive.manifest import MANIFEST, make_archive_key
 from everlong.codecs import EverlongCodec
 from everlong.models import Entry, Kind, Message, SegmentRef, build_entry, thread_key
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import build_thread

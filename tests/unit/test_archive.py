@@ -12,7 +12,7 @@ from everlong import limits
 from everlong.archive import ArchivedJournal, StoredArchive, parquet, restore
 from everlong.archive import manifest as manifests
 from everlong.archive import writer as archive_writer
-from everlong.archive.schema import Row, read_body
+from everlong.archive.rows import Row, read_body
 from everlong.errors import (
     ArchiveNotFound,
     BlobCorrupt,

@@ -12,9 +12,9 @@ import pytest
 
 from everlong.archive import Facts, Manifest, StoredArchive, writer
 from everlong.archive import manifest as manifests
-from everlong.archive.schema import Row
+from everlong.archive.rows import Row
 from everlong.errors import BlobCorrupt, ConfigError, EverlongError, UnknownVersion
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore

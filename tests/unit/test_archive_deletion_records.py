@@ -8,7 +8,7 @@ from everlong.archive import Freed, Manifest, writer
 from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
 from everlong.policy import Retention
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep.listing import parse_key

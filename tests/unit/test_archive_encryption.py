@@ -12,7 +12,7 @@ import pytest
 from everlong.archive import ArchivedJournal, Manifest, StoredArchive, writer
 from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import build_thread

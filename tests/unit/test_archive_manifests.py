@@ -15,7 +15,7 @@ from everlong.archive import StoredArchive
 from everlong.archive import manifest as manifests
 from everlong.archive import writer as archive_writer
 from everlong.errors import BlobCorrupt, EverlongError, StoreUnavailable, UnknownVersion
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import ThreadBuilder, build_thread

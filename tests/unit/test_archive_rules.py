@@ -20,7 +20,7 @@ from everlong.client.lookup import ThreadSize, find_head
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
 from everlong.models import Counters, Kind, Message, Status, ThreadStatus
 from everlong.storage import BlobStore
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import NAMESPACE, ThreadBuilder, build_thread

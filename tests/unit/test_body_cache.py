@@ -5,8 +5,8 @@ import pytest
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
 from everlong.models import Kind, Message, thread_key
 from everlong.storage.cache import CachedBlobStore
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, pack_key
 

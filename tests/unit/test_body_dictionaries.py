@@ -12,7 +12,7 @@ import pytest
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing
 from everlong.models import Kind, Ref, thread_key
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.packs import Pack

@@ -37,7 +37,7 @@ from everlong.config import load_settings
 from everlong.connection import connect, load_codec
 from everlong.errors import ConfigError
 from everlong.models import CHECK, SweepOptions, SweepReport
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep import Sweep

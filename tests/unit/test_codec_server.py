@@ -21,7 +21,7 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs.payloads import INLINE_ENCODING
 from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError, StoreUnavailable
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import build_object
 from everlong.storage.pack_store import PackStore

@@ -23,7 +23,7 @@ from everlong.errors import (
     UnknownVersion,
 )
 from everlong.models import thread_key
-from everlong.storage import keys as keys_module
+from everlong.storage import encryption_keys as keys_module
 from everlong.storage import open_store
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import open_packs, pack_key

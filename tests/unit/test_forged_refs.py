@@ -13,8 +13,8 @@ from everlong.codecs.offload import Offloader
 from everlong.codecs.refs import PackRef, parse_ref
 from everlong.errors import ConfigError, ObjectTooLarge, RefRefused, UnknownVersion
 from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, build_entry, thread_key
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import build_object
 from everlong.storage.pack_store import PackStore, pack_key

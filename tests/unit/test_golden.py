@@ -13,8 +13,8 @@ from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import parse_ref
 from everlong.models import Kind, Message, SegmentRef, build_note, thread_key
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.segments import MESSAGE_KINDS

@@ -22,8 +22,8 @@ from everlong.models import (
     build_entry,
 )
 from everlong.storage.cache import CachedBlobStore
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import parse_segment, serialize_segment

@@ -8,8 +8,8 @@ import pytest
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, RefRefused, ThreadError
 from everlong.models import Entry, Kind, Message, Segment, SegmentRef, thread_key
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, object_key
 from everlong.storage.segments import serialize_segment

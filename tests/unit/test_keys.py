@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from everlong.codecs import EverlongCodec
 from everlong.errors import BlobCorrupt, ConfigError, KeyMissing
-from everlong.storage import keys as keys_module
-from everlong.storage.keys import (
+from everlong.storage import encryption_keys as keys_module
+from everlong.storage.encryption_keys import (
     INLINE_PURPOSE,
     PACK_PURPOSE,
     REF_PURPOSE,

@@ -314,7 +314,7 @@ VENDORS = {
     "queries/view_files": {"pyarrow"},
     "codecs/matcher": {"pyfastcdc"},
     "admin/web/server": {"h11", "uvicorn"},
-    "storage/keys": {"cryptography"},
+    "storage/encryption_keys": {"cryptography"},
     "storage/objects": {"zstandard"},
     "storage/packs": {"zstandard"},
     "storage/buckets": {"obstore"},

@@ -20,8 +20,8 @@ from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.errors import BlobCorrupt, BlobMissing, EverlongError, KeyMissing, RefRefused
 from everlong.models import Kind, Message, thread_key
 from everlong.storage import BlobStore, open_store
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import ThreadBuilder, build_thread

@@ -18,7 +18,7 @@ from everlong.errors import (
     UnknownVersion,
 )
 from everlong.models import Kind, Ref, thread_key
-from everlong.storage.keys import Keys
+from everlong.storage.encryption_keys import Keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import HEADER, build_object, get_key_id, parse_object
 from everlong.storage.pack_store import PackStore, object_key, open_packs

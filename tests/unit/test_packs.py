@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from everlong import limits
 from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, ObjectTooLarge, UnknownVersion
 from everlong.models import thread_key
-from everlong.storage.keys import Keys
+from everlong.storage.encryption_keys import Keys
 from everlong.storage.packs import (
     DICTIONARIES_MAX,
     DICTIONARY_BYTES_MAX,

@@ -8,8 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware import trustedhost
 
 from everlong.admin.web import Access, load_access
-from everlong.admin.web.auth import Role, parse_netloc
-from everlong.admin.web.middleware import Throttle
+from everlong.admin.web.auth import Role, Throttle, parse_netloc
 from everlong.admin.web.pages import create_pages_router
 from everlong.config import load_settings
 from everlong.errors import ConfigError

@@ -24,8 +24,8 @@ from everlong.models import SweepOptions, SweepReport, thread_key
 from everlong.policy import Retention
 from everlong.storage import quarantine
 from everlong.storage.base import BlobInfo, BlobStore
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.file import FileBlobStore
-from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import Sweep

@@ -12,7 +12,7 @@ from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
-from everlong.storage.keys import Keyring
+from everlong.storage.encryption_keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import Sweep

@@ -15,7 +15,7 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs.payloads import INLINE_ENCODING
 from everlong.codecs.refs import ENCODING, parse_ref
 from everlong.models import thread_key
-from everlong.storage import keys
+from everlong.storage import encryption_keys as keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import pack_key
 from everlong.storage.packs import build_contents, build_pack

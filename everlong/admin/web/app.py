@@ -21,7 +21,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong import limits
-from everlong.admin.web.auth import Access, check_permission, strip_port
+from everlong.admin.web.auth import (
+    TOO_MANY_WRONG_TOKENS,
+    Access,
+    Throttle,
+    check_permission,
+    strip_port,
+)
 from everlong.admin.web.codec_server import (
     LOCAL_HOSTS,
     Authorize,
@@ -32,11 +38,9 @@ from everlong.admin.web.codec_server import REQUEST_BYTES_MAX as CODEC_BYTES_MAX
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.errors import add_error_handlers, handle_unexpected, make_error_response
 from everlong.admin.web.middleware import (
-    TOO_MANY_WRONG_TOKENS,
     AuthenticationMiddleware,
     Load,
     RequestLimits,
-    Throttle,
     has_wrong_token,
     identify_user,
 )

@@ -5,6 +5,7 @@ are trusted only if that is configured, and only from the proxy's addresses. If 
 configured, every request is accepted, and `check_exposure` allows loopback only.
 """
 
+import asyncio
 import dataclasses
 import getpass
 import hmac
@@ -34,6 +35,10 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
+TOO_MANY_WRONG_TOKENS: Final = "Too many wrong tokens. Try again later."
+# Delay of each response to a wrong token, and how many requests are delayed at a time.
+_WRONG_SECONDS: Final = 0.5
+_WRONG_MAX: Final = 16
 _ALL: Final = frozenset(Role)
 _OPERATORS: Final = frozenset({Role.OPERATOR, Role.ADMIN})
 _APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})
@@ -422,3 +427,21 @@ def get_current_user(request: Request) -> User:
 
 
 CurrentUser = Annotated[User, Depends(get_current_user)]
+
+
+class Throttle:
+    """Delays responses to wrong tokens, so that guessing is slow."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    async def delay(self) -> bool:
+        """Wait. Returns False at once if too many requests are waiting already."""
+        if self._waiting >= _WRONG_MAX:
+            return False
+        self._waiting += 1
+        try:
+            await asyncio.sleep(_WRONG_SECONDS)
+        finally:
+            self._waiting -= 1
+        return True

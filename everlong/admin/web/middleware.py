@@ -18,7 +18,15 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everlong import limits
-from everlong.admin.web.auth import COOKIE, Access, User, parse_netloc, read_bearer_token
+from everlong.admin.web.auth import (
+    COOKIE,
+    TOO_MANY_WRONG_TOKENS,
+    Access,
+    Throttle,
+    User,
+    parse_netloc,
+    read_bearer_token,
+)
 from everlong.admin.web.errors import API_PREFIX, make_error_response
 
 PUBLIC: Final = ("/login", "/healthz", "/api/v1/session", "/favicon.ico")
@@ -27,28 +35,6 @@ PUBLIC_PREFIX: Final = "/static/"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = "application/json"
 _FORM_PATHS: Final = ("/login",)
-TOO_MANY_WRONG_TOKENS: Final = "Too many wrong tokens. Try again later."
-# Delay of each response to a wrong token, and how many requests are delayed at a time.
-_WRONG_SECONDS: Final = 0.5
-_WRONG_MAX: Final = 16
-
-
-class Throttle:
-    """Delays responses to wrong tokens, so that guessing is slow."""
-
-    def __init__(self) -> None:
-        self._waiting = 0
-
-    async def delay(self) -> bool:
-        """Wait. Returns False at once if too many requests are waiting already."""
-        if self._waiting >= _WRONG_MAX:
-            return False
-        self._waiting += 1
-        try:
-            await asyncio.sleep(_WRONG_SECONDS)
-        finally:
-            self._waiting -= 1
-        return True
 
 
 class AuthenticationMiddleware:

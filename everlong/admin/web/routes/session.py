@@ -8,9 +8,18 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from everlong.admin.web.auth import COOKIE, SESSION_SECONDS_MAX, Access, Role, User, list_actions
+from everlong.admin.web.auth import (
+    COOKIE,
+    SESSION_SECONDS_MAX,
+    TOO_MANY_WRONG_TOKENS,
+    Access,
+    Role,
+    Throttle,
+    User,
+    list_actions,
+)
 from everlong.admin.web.errors import ErrorAnswer
-from everlong.admin.web.middleware import TOO_MANY_WRONG_TOKENS, Throttle, read_session_id
+from everlong.admin.web.middleware import read_session_id
 from everlong.admin.web.pages.filters import check_local_path
 
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""Archive schema: converts each entry of a journal to a row, and back without loss.
+"""Rows of an archive: converts each entry of a journal to a row, and back without loss.
 
 A row holds a message once. If role, text and tool calls are the whole message, `body` is empty; if a
 provider sent more, `body` has the message as it was stored.
