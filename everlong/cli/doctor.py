@@ -77,9 +77,7 @@ async def _setup(settings: Settings, as_json: bool) -> None:
         word = "added" if status == "added" else "exists"
         print_lines([f"{name:<27} {SEARCH_ATTRIBUTES[name]:<9} {word}"])
     if "added" in done.values():
-        print_lines(
-            ["Restart running workers: they look for search attributes only when they start."]
-        )
+        print_lines(["Running workers notice within a minute. They need no restart."])
 
 
 async def _doctor(settings: Settings, as_json: bool) -> list[Finding]:
