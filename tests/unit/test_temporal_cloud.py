@@ -4,12 +4,19 @@ import os
 import re
 from pathlib import Path
 
+import httpx
 import pytest
+from google.protobuf import json_format
+from temporalio.api.common.v1 import Payload, Payloads
 
+from everlong.admin.web import create_admin_app, load_access
+from everlong.codecs import EverlongCodec
 from everlong.config import load_settings
 from everlong.connection import connect
 from everlong.errors import ConfigError, EverlongError, ServerUnreachable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+from everlong.storage.memory import MemoryBlobStore
+from tests.support.admin_client import make_context
 from tests.support.tls_server import Authority, TlsServer, run_tls_server
 
 # The server here has an authority of its own. Temporal Cloud needs no such setting.
@@ -122,3 +129,41 @@ def test_the_page_adds_the_search_attributes_that_everlong_writes() -> None:
     by_tcld = re.findall(r"--search-attribute (Everlong\w+)=(\w+)", page)
     by_terraform = re.findall(r'^ +(Everlong\w+) += "(\w+)"', page, flags=re.MULTILINE)
     assert dict(by_tcld) == dict(by_terraform) == SEARCH_ATTRIBUTES
+
+
+async def test_the_cloud_ui_reaches_the_codec_server_behind_a_proxy() -> None:
+    """As the page sets it up: the browser's bare preflight, then the user that the proxy has checked."""
+    environment = {
+        "EVERLONG_TRUST_USER_HEADER": "X-Forwarded-User",
+        "EVERLONG_TRUSTED_PROXIES": "10.0.0.5",
+        "EVERLONG_HOSTS": "everlong.example.org",
+    }
+    origin = "https://cloud.temporal.io"
+    app = create_admin_app(
+        make_context(), load_access(load_settings(environment)), cors_origins=[origin]
+    )
+    transport = httpx.ASGITransport(app, client=("10.0.0.5", 40_000))
+    sent = {"origin": origin, "sec-fetch-site": "cross-site", "x-namespace": "agents.a1b2c"}
+    plain = Payload(metadata={"encoding": b"json/plain"}, data=b'"' + b"hello " * 100 + b'"')
+    [encoded] = await EverlongCodec(MemoryBlobStore()).encode([plain])
+    assert encoded != plain
+    body = json_format.MessageToJson(Payloads(payloads=[encoded]))
+    async with httpx.AsyncClient(
+        transport=transport, base_url="https://everlong.example.org"
+    ) as browser:
+        asked = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type,x-namespace",
+        }
+        preflight = await browser.options("/decode", headers={**sent, **asked})
+        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (
+            200,
+            origin,
+        )
+        sent["content-type"] = "application/json"
+        refused = await browser.post("/decode", headers=sent, content=body)
+        assert refused.status_code == 401
+        sent["x-forwarded-user"] = "ana@example.org"
+        answer = await browser.post("/decode", headers=sent, content=body)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    assert json_format.Parse(answer.text, Payloads()).payloads[0] == plain
