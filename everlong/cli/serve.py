@@ -141,7 +141,7 @@ def serve(
     app = create_admin_app(
         context, access, cors_origins=cors_origin or (), background=publish_gauges
     )
-    run_server(app, host, port)
+    run_server(app, host, port, on_stop=context.live.close)
 
 
 def _describe_access(access: Access, host: str) -> str:

@@ -73,7 +73,9 @@ def fuzz(base: str, thread_id: str) -> None:
         warnings.simplefilter("ignore")  # The tool warns about its own dependencies.
         schema: Any = schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
         for operation in schema.get_all_operations():
-            _fuzz(operation.ok(), thread_id)
+            # A stream of events lasts for minutes.
+            if not operation.ok().path.endswith("/live") or operation.ok().method != "get":
+                _fuzz(operation.ok(), thread_id)
 
 
 def _cases(operation: Any) -> Any:

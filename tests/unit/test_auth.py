@@ -79,6 +79,7 @@ async def test_the_role_table_is_pinned() -> None:
     assert {"sweep", "archive-free"}.isdisjoint(operator)
     assert operator > {"read", "pause", "stop", "limits", "archive", "archive-close", "revive"}
     assert set(list_actions(Role.ADMIN)) == set(PERMISSIONS)
+    assert set(list_actions(Role.WORKER)) == {"live"}
 
 
 async def test_every_route_is_public_on_purpose_or_has_a_role() -> None:

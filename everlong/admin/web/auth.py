@@ -27,22 +27,25 @@ from everlong.models import make_printable
 
 
 class Role(StrEnum):
-    """Role of a user. Every role may read; an admin may do everything."""
+    """Role of a user. Every role but `worker` may read; an admin may do everything."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     APPROVER = "approver"
     ADMIN = "admin"
+    WORKER = "worker"
+    """A worker that posts live output. It may not read."""
 
 
 TOO_MANY_WRONG_TOKENS: Final = "Too many wrong tokens. Try again later."
 # Delay of each response to a wrong token, and how many requests are delayed at a time.
 _WRONG_SECONDS: Final = 0.5
 _WRONG_MAX: Final = 16
-_ALL: Final = frozenset(Role)
+_ALL: Final = frozenset(Role) - {Role.WORKER}
 _OPERATORS: Final = frozenset({Role.OPERATOR, Role.ADMIN})
 _APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})
 _ADMINS: Final = frozenset({Role.ADMIN})
+_WORKERS: Final = frozenset({Role.WORKER, Role.ADMIN})
 
 PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     # Contents of threads: lists, journals, contexts, archives, and previews of actions.
@@ -66,6 +69,8 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     # Both delete data: a thread's histories, or objects in the store.
     "archive-free": _ADMINS,
     "sweep": _ADMINS,
+    # Output of steps that listeners are shown; it is stored nowhere.
+    "live": _WORKERS,
 }
 """Actions, and the roles that may do them."""
 

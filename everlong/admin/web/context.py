@@ -17,6 +17,7 @@ from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
 from everlong.client.thread_list import ThreadList
 from everlong.errors import EverlongError, ServerUnreachable
+from everlong.live.hub import LiveHub
 from everlong.models import SweepOptions, SweepReport
 from everlong.storage.pack_store import PackStore
 
@@ -53,6 +54,7 @@ class AppContext:
         self.inner_codec = inner_codec
         """The workers' own codec, inside Everlong's. The connection uses the same."""
         self.jobs = Jobs()
+        self.live = LiveHub()
         self.temporal_ui = temporal_ui
         """URL of the Temporal UI, for links; empty if it is not configured."""
         self.thread_list = ThreadList(self.client)
@@ -105,7 +107,7 @@ class AppContext:
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Keep the list of threads up to date until the server stops, then cancel running jobs."""
-        async with self.thread_list.keep_fresh(), self.jobs.lifespan():
+        async with self.thread_list.keep_fresh(), self.jobs.lifespan(), self.live.lifespan():
             yield
 
 

@@ -154,6 +154,9 @@ LOGIN_SECONDS_MAX: Final = 10.0
 LOGINS_MAX: Final = 16
 REQUESTS_MAX: Final = 64
 """Concurrent requests. An open page makes one or two at a time."""
+STREAMS_MAX: Final = 300
+"""Concurrent streams of live output: `LISTENERS_MAX`, and some that are refused just now. They do not
+count as requests, since each lasts for minutes."""
 BODY_SECONDS_MAX: Final = 60.0
 """Time for a complete body: 16 MiB at 2.2 Mbit/s."""
 BODIES_BYTES_MAX: Final = 32 * limits.MIB
@@ -167,6 +170,7 @@ class Load:
 
     requests: int = 0
     logins: int = 0
+    streams: int = 0
     body_bytes: int = 0
 
 
@@ -192,18 +196,27 @@ class RequestLimits:
             await response(scope, receive, send)
             return
         load = self._load
-        if load.logins >= LOGINS_MAX if is_login else load.requests >= REQUESTS_MAX:
+        kind, count_max = ("logins", LOGINS_MAX) if is_login else _choose_count(scope)
+        if getattr(load, kind) >= count_max:
             await make_error_response(request, 503, "Unavailable", _BUSY)(scope, receive, send)
             return
-        load.logins += is_login
-        load.requests += not is_login
+        setattr(load, kind, getattr(load, kind) + 1)
         body = _Body(receive, load, bytes_max, LOGIN_SECONDS_MAX if is_login else BODY_SECONDS_MAX)
         try:
             await self._app(scope, body.receive, send)
         finally:
-            load.logins -= is_login
-            load.requests -= not is_login
+            setattr(load, kind, getattr(load, kind) - 1)
             load.body_bytes -= body.size_bytes
+
+
+def _choose_count(scope: Scope) -> tuple[str, int]:
+    """Return the total that a request counts in, and its bound."""
+    path: str = scope["path"]
+    is_live = path.startswith(f"{API_PREFIX}v1/threads/") and path.endswith("/live")
+    # Five slashes: not the page of a thread with the id `live`.
+    if scope["method"] == "GET" and is_live and path.count("/") == 5:
+        return "streams", STREAMS_MAX
+    return "requests", REQUESTS_MAX
 
 
 class _Body:

@@ -8,9 +8,10 @@ time that a client may take. The server may take any time for a response.
 import asyncio
 import contextlib
 import ctypes
+import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import h11
@@ -30,11 +31,15 @@ REQUEST_SECONDS_MAX: Final = 75.0
 """From there until the body is complete. `RequestLimits` answers 408 before, if a route reads it."""
 STALL_SECONDS_MAX: Final = 60.0
 """Time that a response waits for a client that does not read it."""
+# uvicorn's own exit code for an application that does not start.
+_START_FAILED: Final = 3
 
 
-def run_server(app: FastAPI, host: str, port: int) -> None:
-    """Serve an application until SIGINT or SIGTERM."""
-    uvicorn.run(
+def run_server(
+    app: FastAPI, host: str, port: int, *, on_stop: Callable[[], None] = lambda: None
+) -> None:
+    """Serve an application until SIGINT or SIGTERM. `on_stop` is called before it waits for requests."""
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -46,6 +51,26 @@ def run_server(app: FastAPI, host: str, port: int) -> None:
         http=BoundedProtocol,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
     )
+    server = _Server(config, on_stop)
+    with contextlib.suppress(
+        KeyboardInterrupt
+    ):  # uvicorn raises the signal again, once it is done.
+        server.run()
+    if not server.started:
+        sys.exit(_START_FAILED)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server. It ends streams that have no end before it waits for open connections."""
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        self._on_stop()
+        await super().shutdown(sockets)
 
 
 def _add_logger(config: Mapping[str, Any]) -> dict[str, Any]:

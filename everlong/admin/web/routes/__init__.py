@@ -11,6 +11,7 @@ from everlong.admin.web.routes.archives import create_archives_router
 from everlong.admin.web.routes.fleet import create_fleet_router
 from everlong.admin.web.routes.jobs import create_jobs_router
 from everlong.admin.web.routes.journal import create_journal_router
+from everlong.admin.web.routes.live import create_live_router
 from everlong.admin.web.routes.queries import create_queries_router
 from everlong.admin.web.routes.threads import create_threads_router
 
@@ -30,7 +31,7 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
         413: "The request is too large",
         415: "The body is not JSON",
         422: "The input is invalid; nothing was changed",
-        429: "Too many jobs, queries or wrong tokens",
+        429: "Too many jobs, queries, listeners or wrong tokens",
         503: "The Temporal server, the store or a worker does not answer",
     }.items()
 }
@@ -46,5 +47,6 @@ def create_api_router(context: AppContext) -> APIRouter:
     router.include_router(create_archives_router(context))
     router.include_router(create_fleet_router(context))
     router.include_router(create_jobs_router(context))
+    router.include_router(create_live_router(context))
     router.include_router(create_queries_router(context))
     return router

@@ -1,0 +1,8 @@
+"""Live channel: text of replies in progress, and progress of tools, from workers to listeners.
+
+Best effort. It holds no state of a thread: what a listener misses is in the journal.
+"""
+
+from everlong.live.models import LiveServer
+
+__all__ = ["LiveServer"]
