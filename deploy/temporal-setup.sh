@@ -24,8 +24,8 @@ ensure_namespace() {
         temporal operator namespace create --namespace "$TEMPORAL_NAMESPACE" --retention 168h
 }
 
-# SQL visibility has a fixed number of columns for each type (10 Keyword, 3 Int, 3 Double, 3 Datetime), and
-# every namespace maps its own names onto them.
+# SQL visibility has a fixed number of columns for each type (10 Keyword, 3 Int, 3 Double, 3 Datetime, 3
+# KeywordList), and every namespace maps its own names onto them.
 ensure_search_attributes() {
     temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
         --name EverlongAgent --type Keyword \
@@ -38,6 +38,14 @@ ensure_search_attributes() {
         --name EverlongLastResumeMs --type Double
 }
 
+# Optional: without it threads take no labels.
+ensure_labels() {
+    temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
+        --name EverlongLabels --type KeywordList ||
+        echo "EverlongLabels was not created: threads take no labels" >&2
+}
+
 retry temporal operator cluster health
 retry ensure_namespace
 retry ensure_search_attributes
+ensure_labels

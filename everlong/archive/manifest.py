@@ -16,6 +16,7 @@ import hashlib
 import heapq
 import hmac
 import json
+import operator
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -84,6 +85,8 @@ class Facts:
     reason: str = ""
     status: ThreadStatus
     """Status of the thread when it was archived, with its policy and its counters."""
+    labels: Annotated[tuple[str, ...], Field(exclude_if=operator.not_)] = ()
+    """Its labels, which a revived thread gets."""
 
 
 @dataclass(frozen=True, kw_only=True)

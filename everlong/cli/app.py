@@ -56,6 +56,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "approve": ("approvals", "Approve a tool call, so that it runs."),
         "deny": ("approvals", "Deny a tool call; the model is told so, with the reason."),
         "limits": ("control", "Show the limits of a thread, or change them while it runs."),
+        "label": ("control", "Show the labels of a thread, or change them."),
         "pause": ("control", "Pause a thread: it takes no more steps until it is unpaused."),
         "unpause": ("control", "Let a paused thread continue."),
         "compact": ("control", "Compact a thread's context at its next safe point."),

@@ -1,4 +1,4 @@
-"""Commands that control a thread: limits, pause, unpause, compact, stop."""
+"""Commands that control a thread: limits, labels, pause, unpause, compact, stop."""
 
 import json
 from collections.abc import Awaitable, Sequence
@@ -21,6 +21,7 @@ from everlong.cli.options import (
     run_with_client,
 )
 from everlong.cli.output import print_json, print_lines
+from everlong.client.labels import read_labels
 from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
@@ -128,6 +129,51 @@ def compact(thread_id: ThreadId, by: By = "", reason: Reason = "", dry_run: DryR
         _preview(thread_id, "compact")
         return
     _signal(ThreadHandle.compact, thread_id, by, reason, "will compact at its next safe point")
+
+
+@commands.command()
+def label(
+    thread_id: ThreadId,
+    labels: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="LABEL",
+            help="A label to add: a word, or key=value, which replaces the label with that key.",
+        ),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="A label or a key to remove; may be repeated."),
+    ] = None,
+    by: By = "",
+    reason: Reason = "",
+    as_json: Json = False,
+) -> None:
+    """Show the labels of a thread, or change them.
+
+    A thread has at most 10 labels of 64 characters. Lists are filtered by them. They are stored as a
+    search attribute, which is not sealed: put no secrets into them.
+
+    Examples:
+        everlong label ops-7
+        everlong label ops-7 team=payments urgent
+        everlong label ops-7 --remove urgent --remove team
+
+    """
+
+    async def work(client: Client) -> None:
+        if labels or remove:
+            found = await ThreadHandle(client, thread_id).label(
+                labels or [], remove=remove or [], by=resolve_name(by), reason=reason
+            )
+        else:
+            found = await read_labels(client, thread_id)
+        if as_json:
+            print_json({"thread_id": thread_id, "labels": found})
+        else:
+            print_lines([" ".join(found) or f"thread {show_id(thread_id)} has no labels"])
+
+    run_with_client(work)
 
 
 @commands.command()

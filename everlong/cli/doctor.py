@@ -62,6 +62,13 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+_SETUP_WORDS: Final = {
+    "added": "added",
+    "present": "exists",
+    "refused": "refused by the server: threads take no labels",
+}
+
+
 async def _setup(settings: Settings, as_json: bool) -> None:
     client = await _connect_without_store(settings)
     done = await set_up(client)
@@ -74,8 +81,7 @@ async def _setup(settings: Settings, as_json: bool) -> None:
         )
         return
     for name, status in done.items():
-        word = "added" if status == "added" else "exists"
-        print_lines([f"{name:<27} {SEARCH_ATTRIBUTES[name]:<9} {word}"])
+        print_lines([f"{name:<27} {SEARCH_ATTRIBUTES[name]:<11} {_SETUP_WORDS[status]}"])
     if "added" in done.values():
         print_lines(["Running workers notice within a minute. They need no restart."])
 

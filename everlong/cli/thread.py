@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -58,6 +58,13 @@ def send(
             metavar="NAME", help="Start the thread with this agent, if it does not exist."
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL",
+            help="A label of a thread that is started, as in urgent or team=payments; may be repeated.",
+        ),
+    ] = None,
     by: By = "",
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return once the message is queued.")
@@ -73,10 +80,12 @@ def send(
 ) -> None:
     """Send a message to a thread and print the answer.
 
-    With --agent, the thread is started if it does not exist.
+    With --agent, the thread is started if it does not exist. --label gives it labels then; those of a
+    thread that exists are changed with: everlong label
 
     Examples:
         everlong send ops-7 'Why is checkout slow?' --agent ops
+        everlong send ops-7 'Why is checkout slow?' --agent ops --label team=payments
         everlong send ops-7 'And now?' --timeout 10m
         everlong send ops-7 - --no-wait < report.txt
 
@@ -84,7 +93,13 @@ def send(
     if text == "-":
         text = sys.stdin.buffer.read().decode(errors="replace")
     seconds_max = 0.0 if no_wait else timeout
-    asyncio.run(_send(load_settings(), thread_id, text, agent, _resolve_sender(by), seconds_max))
+    if label and not agent:
+        raise ConfigError(
+            f"--label is for a thread that is started. Add --agent NAME, or label the thread with: "
+            f"everlong label {quote_id(thread_id)} {' '.join(label)}"
+        )
+    sender = _resolve_sender(by)
+    asyncio.run(_send(load_settings(), thread_id, text, agent, sender, seconds_max, label or []))
 
 
 @commands.command()
@@ -161,6 +176,7 @@ async def _send(
     agent: str | None,
     by: str,
     seconds_max: float,
+    labels: Sequence[str],
 ) -> None:
     thread = ThreadHandle(
         await connect(settings),
@@ -176,7 +192,7 @@ async def _send(
             err.print(sanitise(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
         printed[:] = [text]
 
-    number = await thread.send(text, agent=agent, by=by, on_wait=print_wait)
+    number = await thread.send(text, agent=agent, by=by, on_wait=print_wait, labels=labels)
     queued = f"message {number} is queued"
     if not seconds_max:
         print_lines([f"{queued} on thread {show_id(thread_id)}"])

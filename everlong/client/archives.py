@@ -24,6 +24,7 @@ from everlong.archive import manifest as manifests
 from everlong.archive.manifest import UNREADABLE, Unreadable
 from everlong.client.errors import translate_errors, translate_rpc_error
 from everlong.client.follower import Follower
+from everlong.client.labels import read_labels
 from everlong.client.lookup import (
     ThreadSize,
     delete_runs,
@@ -248,6 +249,7 @@ async def _write_archive(
         by=make_printable(by, limits.CALL_NAME_CHARS_MAX),
         reason=make_printable(reason, limits.REASON_CHARS_MAX),
         status=found,
+        labels=await read_labels(client, thread_id),
     )
     manifest = await writer.write(packs, journal, facts, on_progress)
     await writer.delete_orphans(packs.store, thread, now_ms)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from temporalio.client import Client
@@ -13,6 +13,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.archive import Progress, restore, writer
 from everlong.archive import manifest as manifests
 from everlong.client.errors import translate_errors, translate_rpc_error
+from everlong.client.labels import read_labels
+from everlong.client.search_attributes import has_labels
 from everlong.client.time_travel import Scene, Timeline, open_archive
 from everlong.errors import ArchiveNotFound, ThreadExists, ThreadNotFound
 from everlong.models import (
@@ -28,6 +30,7 @@ from everlong.models import (
     build_note,
     thread_key,
 )
+from everlong.models.search_attributes import build_label_attributes
 from everlong.models.thread_ids import check_new_id, quote_id
 from everlong.policy import Policy
 from everlong.storage.journal import Journal
@@ -49,7 +52,7 @@ async def fork(
     """Start a thread whose past is another one's up to `seq`; return what it was started with.
 
     A turn that was in progress there is broken off: the new thread waits for a message. It has the
-    other one's agent and policy, unless another agent is named, which brings its own. Its
+    other one's labels, agent and policy, unless another agent is named, which brings its own. Its
     counters against the policy's limits start at zero. The other thread is not changed, and may have
     ended, also by a limit.
     """
@@ -82,7 +85,7 @@ async def fork(
             since_ms=entry.time_ms,
         ),
     )
-    await start_thread(client, new_id, task_queue, start)
+    await start_thread(client, new_id, task_queue, start, await read_labels(client, thread_id))
     return start
 
 
@@ -141,8 +144,17 @@ async def check_free(client: Client, packs: PackStore, new_id: str) -> None:
         )
 
 
-async def start_thread(client: Client, new_id: str, task_queue: str, start: ThreadStart) -> None:
-    """Start a thread under an id that no thread has had."""
+async def start_thread(
+    client: Client,
+    new_id: str,
+    task_queue: str,
+    start: ThreadStart,
+    labels: Sequence[str] = (),
+) -> None:
+    """Start a thread under an id that no thread has had. Labels are dropped if they cannot be stored."""
+    attributes = build_label_attributes(labels)
+    if attributes is not None and not await has_labels(client):
+        attributes = None
     with translate_errors(new_id):
         try:
             await client.start_workflow(
@@ -152,6 +164,7 @@ async def start_thread(client: Client, new_id: str, task_queue: str, start: Thre
                 task_queue=task_queue,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                search_attributes=attributes,
             )
         except WorkflowAlreadyStartedError as error:
             raise _make_taken_error(new_id) from error
@@ -185,7 +198,7 @@ async def revive(
 
     The newest readable archive is used unless `archive_id` names one; `on_warning` reports newer
     archives that cannot be read. As with a fork, the new thread waits for a message, and its use of the
-    policy's limits starts at 0.
+    policy's limits starts at 0. It has the labels that the archive has.
     """
     check_new_id(new_id)
     archive = await open_archive(client, packs, thread_id, archive_id)
@@ -224,5 +237,5 @@ async def revive(
             since_ms=entry.time_ms,
         ),
     )
-    await start_thread(client, new_id, task_queue, start)
+    await start_thread(client, new_id, task_queue, start, archive.facts.labels)
     return start

@@ -10,9 +10,10 @@ worker need not be started again.
 import asyncio
 import dataclasses
 import logging
+import re
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Final, Literal
 
@@ -26,7 +27,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.errors import EverlongError, ServerUnreachable, SetupRefused
 from everlong.models import make_printable
-from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import LABELS, OPTIONAL_ATTRIBUTES, SEARCH_ATTRIBUTES
 
 _LOG: Final = logging.getLogger(__name__)
 _CALL: Final = timedelta(seconds=5)
@@ -35,6 +36,8 @@ RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 300.0
 # After the answer that some are missing: 60 calls an hour, for a worker.
 MISSING_SECONDS: Final = 60.0
+# After the answer that labels are not there: a person has just been told to run `everlong setup`.
+LABELS_SECONDS: Final = 5.0
 
 
 class AttributeWatch:
@@ -108,12 +111,45 @@ async def has_attributes(client: Client) -> bool:
     return known.found
 
 
+async def has_labels(client: Client) -> bool:
+    """Whether the client's namespace has the attribute of labels. A yes is kept for the client."""
+    known = _known.setdefault(client, _Known())
+    if known.has_labels:
+        return True
+    async with known.lock:
+        if time.monotonic() >= known.asks_labels_at:
+            known.has_labels = await _accepts_labels(client)
+            known.asks_labels_at = time.monotonic() + LABELS_SECONDS
+    return known.has_labels
+
+
+async def require_labels(client: Client) -> None:
+    """Raise `SetupRefused` if the namespace has no labels: a thread that wrote one would be stuck."""
+    if not await has_labels(client):
+        raise SetupRefused(
+            f"threads of the namespace {client.namespace!r} have no labels: it lacks the search "
+            f"attribute {LABELS.name} of type KeywordList, or does not say that it has it. Add it with: "
+            "everlong setup. All else works without it."
+        )
+
+
+async def _accepts_labels(client: Client) -> bool:
+    try:
+        listed = await _read_attributes(client)
+    except (RPCError, RuntimeError):
+        _LOG.debug("the server did not list its search attributes", exc_info=True)
+        return False
+    return listed.get(LABELS.name) == SEARCH_ATTRIBUTES[LABELS.name]
+
+
 @dataclasses.dataclass
 class _Known:
     """What a client knows of its namespace."""
 
     found: bool = False
     asks_again_at: float = 0.0
+    has_labels: bool = False
+    asks_labels_at: float = 0.0
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 
@@ -121,9 +157,16 @@ _known: "weakref.WeakKeyDictionary[Client, _Known]" = weakref.WeakKeyDictionary(
 
 
 async def find_missing_attributes(client: Client) -> list[str]:
-    """Return the names of attributes that the namespace lacks, or has with another type."""
+    """Return the names of attributes that the namespace lacks, or has with another type.
+
+    The attribute of labels is not among them: threads publish the others without it.
+    """
     listed = await _read_attributes(client)
-    return [name for name, kind in SEARCH_ATTRIBUTES.items() if listed.get(name) != kind]
+    return [
+        name
+        for name, kind in SEARCH_ATTRIBUTES.items()
+        if listed.get(name) != kind and name not in OPTIONAL_ATTRIBUTES
+    ]
 
 
 async def _read_attributes(client: Client) -> dict[str, str]:
@@ -175,6 +218,7 @@ _MAY_NOT_LIST: Final = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEME
 # Int and Double), and for a name that is no attribute.
 _SAMPLES: Final = {
     "Keyword": "= ''",
+    "KeywordList": "= ''",
     "Int": "= 0",
     "Double": "= 0.5",
     "Datetime": "< '2020-01-01T00:00:00Z'",
@@ -189,8 +233,12 @@ async def list_attributes(client: Client) -> dict[str, str]:
         raise _make_refusal(client, error) from error
 
 
-async def set_up(client: Client) -> dict[str, Literal["added", "present"]]:
-    """Add our search attributes that the namespace lacks; return once the server lists them all."""
+async def set_up(client: Client) -> dict[str, Literal["added", "present", "refused"]]:
+    """Add our search attributes that the namespace lacks; return once the server lists them all.
+
+    An optional one that the server refuses, for example since others have taken its columns, is reported
+    as `refused`, and the others are there.
+    """
     before = await list_attributes(client)
     if clashes := find_clashes(before):
         raise SetupRefused(
@@ -198,10 +246,26 @@ async def set_up(client: Client) -> dict[str, Literal["added", "present"]]:
             "if they are not in use, and run this again; or use another namespace."
         )
     missing = [name for name in SEARCH_ATTRIBUTES if name not in before]
-    if missing:
-        await _add_attributes(client, missing)
-        await _wait_until_listed(client)
-    return {name: "added" if name in missing else "present" for name in SEARCH_ATTRIBUTES}
+    needed = [name for name in missing if name not in OPTIONAL_ATTRIBUTES]
+    added = set(needed)
+    if needed:
+        await _add_attributes(client, needed)
+    for name in OPTIONAL_ATTRIBUTES.intersection(missing):
+        try:
+            await _add_attributes(client, [name])
+        except SetupRefused as error:
+            _LOG.warning("the namespace has no %s: threads take no labels. %s", name, error)
+        else:
+            added.add(name)
+    if added:
+        await _wait_until_listed(client, added)
+
+    def describe(name: str) -> Literal["added", "present", "refused"]:
+        if name in added:
+            return "added"
+        return "present" if before.get(name) == SEARCH_ATTRIBUTES[name] else "refused"
+
+    return {name: describe(name) for name in SEARCH_ATTRIBUTES}
 
 
 def find_clashes(listed: Mapping[str, str]) -> str:
@@ -209,7 +273,7 @@ def find_clashes(listed: Mapping[str, str]) -> str:
     return ", ".join(
         f"{name} as {listed[name]} instead of {kind}"
         for name, kind in SEARCH_ATTRIBUTES.items()
-        if listed.get(name, kind) != kind
+        if listed.get(name, kind) != kind and name not in OPTIONAL_ATTRIBUTES
     )
 
 
@@ -219,11 +283,14 @@ def get_type_name(kind: IndexedValueType.ValueType) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
+def parse_type_name(name: str) -> IndexedValueType.ValueType:
+    """Return a type by its name, as `get_type_name` returns it."""
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).upper()
+    return IndexedValueType.Value(f"{_TYPE_PREFIX}{words}")
+
+
 async def _add_attributes(client: Client, names: list[str]) -> None:
-    kinds = {
-        name: IndexedValueType.Value(f"{_TYPE_PREFIX}{SEARCH_ATTRIBUTES[name].upper()}")
-        for name in names
-    }
+    kinds = {name: parse_type_name(SEARCH_ATTRIBUTES[name]) for name in names}
     request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=kinds)
     try:
         await client.operator_service.add_search_attributes(request)
@@ -233,9 +300,9 @@ async def _add_attributes(client: Client, names: list[str]) -> None:
             raise _make_refusal(client, error) from error
 
 
-async def _wait_until_listed(client: Client) -> None:
+async def _wait_until_listed(client: Client, names: Collection[str]) -> None:
     deadline = time.monotonic() + _LISTED_SECONDS_MAX
-    while missing := SEARCH_ATTRIBUTES.keys() - await list_attributes(client):
+    while missing := set(names) - (await list_attributes(client)).keys():
         if time.monotonic() > deadline:
             raise SetupRefused(
                 f"the server took the search attributes, and does not list {', '.join(sorted(missing))} "
@@ -273,5 +340,5 @@ def _make_refusal(client: Client, error: RPCError) -> EverlongError:
         )
     return SetupRefused(
         f"{address} refuses: {reason}. With SQL visibility, a namespace has 10 columns for Keyword and "
-        "3 each for Int, Double and Datetime; those that others use are taken."
+        "3 each for Int, Double, Datetime and KeywordList; those that others use are taken."
     )

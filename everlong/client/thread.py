@@ -4,7 +4,7 @@ A handle holds no state of the thread and makes no request by itself: making one
 valid across continue-as-new, restarts of workers and the end of the thread.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from temporalio.client import Client
@@ -15,6 +15,7 @@ from everlong.client.errors import check_argument
 from everlong.client.lookup import RunPage
 from everlong.client.packs import find_packs
 from everlong.client.progress import ThreadProgress
+from everlong.client.search_attributes import require_labels
 from everlong.client.time_travel import ThreadDiff, ThreadView, Timeline
 from everlong.client.updates import send, send_signal, update
 from everlong.config import TASK_QUEUE_DEFAULT
@@ -36,6 +37,8 @@ from everlong.models import (
     ThreadStatus,
     seq_after,
 )
+from everlong.models.labels import ChangeLabels
+from everlong.models.names import LABEL_UPDATE
 from everlong.storage.pack_store import PackStore
 
 if TYPE_CHECKING:
@@ -125,11 +128,13 @@ class ThreadHandle:
         by: str = "",
         seconds_max: float | None = None,
         on_wait: Report | None = None,
+        labels: Sequence[str] = (),
     ) -> int:
         """Send a message and return its number once it is durable; `wait` takes the number.
 
-        With an agent, the thread is started if need be. A message that is sent again with the same
-        `message_id` is queued once. `by` names the sender in the journal.
+        With an agent, the thread is started if need be, with these `labels`; the labels of a thread that
+        exists do not change. A message that is sent again with the same `message_id` is queued once.
+        `by` names the sender in the journal.
         """
         return await send(
             self.client,
@@ -142,6 +147,7 @@ class ThreadHandle:
             by=by,
             seconds_max=seconds_max,
             on_wait=on_wait,
+            labels=labels,
         )
 
     async def wait(
@@ -234,6 +240,29 @@ class ThreadHandle:
         await update(
             self.client, self.id, CONFIGURE_UPDATE, change, type(None), refused=ControlRefused
         )
+
+    async def label(
+        self,
+        add: Sequence[str] = (),
+        *,
+        remove: Sequence[str] = (),
+        by: str = "",
+        reason: str = "",
+    ) -> tuple[str, ...]:
+        """Change the thread's labels, as in `label(["team=payments", "urgent"])`, and return them.
+
+        A label with a key replaces the one with the same key; `remove` takes labels and keys. Raises
+        `SetupRefused` if the namespace lacks the search attribute: see `everlong setup`.
+        """
+        change = check_argument(
+            ControlRefused,
+            lambda: ChangeLabels(add=tuple(add), remove=tuple(remove), by=by, reason=reason),
+        )
+        await require_labels(self.client)
+        found = await update(
+            self.client, self.id, LABEL_UPDATE, change, list[str], refused=ControlRefused
+        )
+        return tuple(found)
 
     async def pause(self, *, by: str = "", reason: str = "") -> None:
         """Stop the thread from taking steps. Work in progress ends; messages are still queued."""

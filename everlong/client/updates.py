@@ -13,7 +13,7 @@ import dataclasses
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
 
@@ -44,7 +44,7 @@ from everlong.client.errors import (
     translate_rpc_error,
 )
 from everlong.client.follower import get_long_polls, make_decoder, pause_after
-from everlong.client.search_attributes import has_attributes
+from everlong.client.search_attributes import has_attributes, require_labels
 from everlong.client.status import WORKER_SECONDS_MAX, open_journal
 from everlong.errors import ControlRefused, MessageRefused, NoWorker, ThreadError, ThreadNotFound
 from everlong.models import (
@@ -59,7 +59,8 @@ from everlong.models import (
     TurnEnd,
     make_printable,
 )
-from everlong.models.search_attributes import build_start_attributes
+from everlong.models.labels import ChangeLabels, change_labels
+from everlong.models.search_attributes import build_label_attributes, build_start_attributes
 from everlong.models.thread_ids import check_id, check_new_id, is_new_id
 from everlong.storage.context_store import write_message
 from everlong.storage.pack_store import PackStore
@@ -427,8 +428,11 @@ async def send(
     by: str = "",
     seconds_max: float | None = None,
     on_wait: Report | None = None,
+    labels: Sequence[str] = (),
 ) -> int:
     """Send a message and return its number. With an agent, the thread is started if need be.
+
+    A thread that this starts gets the `labels`; one that exists keeps its own.
 
     A text over 8 KiB needs `packs`. What was sent with a `message_id` can be sent again with it, say
     after a time-out: it is one message. `by` is who sends it, for the journal. `on_wait` is called
@@ -437,6 +441,9 @@ async def send(
     (the server lists it for a while), and after 5 minutes if workers are busy.
     """
     await check_startable(client, thread_id, agent)
+    if labels:
+        labels = check_argument(ControlRefused, lambda: ChangeLabels(add=tuple(labels))).add
+        await require_labels(client)
     message = await store_message(client, packs, thread_id, text, message_id)
     message = dataclasses.replace(message, by=make_printable(by, limits.CALL_NAME_CHARS_MAX))
     async with Watch(client, thread_id, on_wait) as watch:
@@ -448,6 +455,7 @@ async def send(
             agent=agent,
             seconds_max=seconds_max,
             watch=watch,
+            labels=change_labels((), labels, ()),
         )
 
 
@@ -499,6 +507,7 @@ async def deliver(
     seconds_max: float | None = None,
     watch: Watch | None = None,
     update_id: str = "",
+    labels: Sequence[str] = (),
 ) -> int:
     """Queue a message and return its number, once it is durable.
 
@@ -512,7 +521,7 @@ async def deliver(
         dataclasses.replace(message, agent=agent or ""),
         int,
         update_id=update_id or message.id,
-        start=await _make_start(client, thread_id, task_queue, agent),
+        start=await _make_start(client, thread_id, task_queue, agent, labels),
         seconds_max=seconds_max,
         watch=watch,
     )
@@ -564,12 +573,20 @@ async def check_startable(client: Client, thread_id: str, agent: str | None) -> 
 
 
 async def _make_start(
-    client: Client, thread_id: str, task_queue: str, agent: str | None
+    client: Client,
+    thread_id: str,
+    task_queue: str,
+    agent: str | None,
+    labels: Sequence[str] = (),
 ) -> Start | None:
     """Return what starts a thread, if it is not there; None if it has to be there."""
     if agent is None or not await check_startable(client, thread_id, agent):
         return None
-    attributes = build_start_attributes(agent) if await has_attributes(client) else None
+    attributes = (
+        build_start_attributes(agent, labels)
+        if await has_attributes(client)
+        else build_label_attributes(labels)
+    )
     return lambda: WithStartWorkflowOperation(
         AGENT_WORKFLOW,
         ThreadStart(agent=agent),

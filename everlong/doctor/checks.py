@@ -43,7 +43,11 @@ from everlong.errors import (
     StoreUnavailable,
 )
 from everlong.models import make_printable
-from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import (
+    LABELS,
+    OPTIONAL_ATTRIBUTES,
+    SEARCH_ATTRIBUTES,
+)
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.pack_store import PackStore
@@ -195,7 +199,9 @@ async def check_attributes(client: Client) -> Finding:
     except SetupRefused as error:
         # Only a warning: workers cannot list them either, and run without them.
         return dataclasses.replace(_report_error(check, error), status="warning")
-    missing = [name for name in SEARCH_ATTRIBUTES if name not in listed]
+    missing = [
+        name for name in SEARCH_ATTRIBUTES if name not in listed and name not in OPTIONAL_ATTRIBUTES
+    ]
     if clashes := find_clashes(listed):
         return Finding(
             check,
@@ -211,6 +217,13 @@ async def check_attributes(client: Client) -> Finding:
             f"{len(missing)} of {wanted} are missing ({', '.join(missing)}): threads run without them, "
             "and cannot be found by status or agent",
             "Run: everlong setup. Workers notice within a minute.",
+        )
+    if listed.get(LABELS.name) != SEARCH_ATTRIBUTES[LABELS.name]:
+        return Finding(
+            check,
+            "ok",
+            f"{wanted - 1} of {wanted} are there; without {LABELS.name} of type KeywordList, threads "
+            "take no labels (everlong setup adds it)",
         )
     return Finding(check, "ok", f"all {wanted} are there")
 

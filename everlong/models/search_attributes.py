@@ -3,6 +3,7 @@
 `everlong setup`, the doctor, workers and lists of threads all read this one list.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
@@ -17,6 +18,7 @@ GROWTH: Final = SearchAttributeKey.for_float("EverlongGrowthBytesPerHour")
 PENDING: Final = SearchAttributeKey.for_int("EverlongPendingApprovals")
 ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
 LAST_RESUME: Final = SearchAttributeKey.for_float("EverlongLastResumeMs")
+LABELS: Final = SearchAttributeKey.for_keyword_list("EverlongLabels")
 
 _KEYS: Final[tuple[SearchAttributeKey[Any], ...]] = (
     AGENT,
@@ -27,12 +29,18 @@ _KEYS: Final[tuple[SearchAttributeKey[Any], ...]] = (
     PENDING,
     ASKED_AT,
     LAST_RESUME,
+    LABELS,
 )
-SEARCH_ATTRIBUTES: Final = {key.name: key.indexed_value_type.name.title() for key in _KEYS}
+SEARCH_ATTRIBUTES: Final = {
+    key.name: key.indexed_value_type.name.title().replace("_", "") for key in _KEYS
+}
 """Name and type of each attribute, the type as the Temporal CLI spells it: `Keyword`, `Int`, ..."""
+OPTIONAL_ATTRIBUTES: Final = frozenset({LABELS.name})
+"""Attributes that only labelled threads write. SQL visibility has 3 columns for KeywordList, which other
+applications may have taken: without it, threads publish everything else and take no labels."""
 
 
-def build_start_attributes(agent: str) -> TypedSearchAttributes:
+def build_start_attributes(agent: str, labels: Sequence[str] = ()) -> TypedSearchAttributes:
     """Return the attributes of a new thread, for a start with a message.
 
     A thread that is started with them is listed at once, and need not set them itself: an upsert is an
@@ -46,5 +54,15 @@ def build_start_attributes(agent: str) -> TypedSearchAttributes:
             SearchAttributePair(PENDING, 0),
             SearchAttributePair(STATE_BYTES, 0),
             SearchAttributePair(GROWTH, 0.0),
+            *_build_label_pairs(labels),
         ]
     )
+
+
+def build_label_attributes(labels: Sequence[str]) -> TypedSearchAttributes | None:
+    """Return the attributes of a fork: labels alone, since the thread publishes the others itself."""
+    return TypedSearchAttributes(_build_label_pairs(labels)) if labels else None
+
+
+def _build_label_pairs(labels: Sequence[str]) -> list[SearchAttributePair[Any]]:
+    return [SearchAttributePair(LABELS, list(labels))] if labels else []

@@ -7,7 +7,7 @@ test is wrong.
 import asyncio
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from temporalio.client import Client
@@ -153,6 +153,7 @@ class DrivenThread(ThreadHandle):
         by: str = "",
         seconds_max: float | None = None,
         on_wait: Report | None = None,
+        labels: Sequence[str] = (),
     ) -> int:
         """Send a message and return its number, for `wait`. The first message starts the thread."""
         sending = super().send(
@@ -162,6 +163,7 @@ class DrivenThread(ThreadHandle):
             by=by,
             seconds_max=seconds_max or self._seconds_max,
             on_wait=on_wait,
+            labels=labels,
         )
         return await self._failures.guard(sending)
 

@@ -49,6 +49,8 @@ from everlong.models import (
     short_digest,
 )
 from everlong.models.json_payloads import to_raw
+from everlong.models.labels import ChangeLabels, change_labels
+from everlong.models.names import LABEL_UPDATE
 from everlong.models.state import replace_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
@@ -57,7 +59,9 @@ from everlong.workflows.visibility import (
     adopt_start_attributes,
     build_next_memo,
     build_status,
+    get_labels,
     publish,
+    publish_labels,
 )
 
 
@@ -373,6 +377,30 @@ class AgentWorkflow:
         if len(to_json(configure.changes)) > limits.CHANGES_BYTES_MAX:
             raise ValueError(f"`changes` may have at most {limits.CHANGES_BYTES_MAX} bytes")
         self._thread.policy.with_changes(configure.changes)
+
+    @workflow.update(name=LABEL_UPDATE)
+    def label(self, change: ChangeLabels) -> list[str]:
+        """Change the thread's labels, and return them. Labels that it has already change nothing."""
+        before = get_labels()
+        labels = change_labels(before, change.add, change.remove)
+        if labels != before:
+            publish_labels(labels)
+            self._note(
+                ControlNote(
+                    action="label",
+                    by=change.by,
+                    reason=change.reason,
+                    changes={"labels": list(labels)},
+                )
+            )
+        return list(labels)
+
+    @label.validator
+    def _validate_label(self, change: ChangeLabels) -> None:
+        self._refuse_if_stopping()
+        if self._thread.has_many_notes:
+            raise ValueError("this thread gets too many requests at once; try again later")
+        change_labels(get_labels(), change.add, change.remove)
 
     @workflow.signal(name=PAUSE_SIGNAL)
     def pause(self, control: Control | None = None) -> None:

@@ -162,6 +162,18 @@ def publish_status(thread: "Thread") -> None:
         workflow.upsert_search_attributes(updates)
 
 
+def get_labels() -> tuple[str, ...]:
+    """Return the thread's labels: its search attribute, which the next run inherits."""
+    return tuple(workflow.info().typed_search_attributes.get(attributes.LABELS) or ())
+
+
+def publish_labels(labels: Sequence[str]) -> None:
+    """Upsert the labels. The client has checked that the server has the attribute."""
+    key = attributes.LABELS
+    update = key.value_set(list(labels)) if labels else key.value_unset()
+    workflow.upsert_search_attributes([update])
+
+
 def _take_status_updates(thread: "Thread", *, ended: bool) -> list[SearchAttributeUpdate[Any]]:
     """Return the updates of a status that is not published yet, and note that it is."""
     pending = approvals.list_pending(thread.state)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from pydantic import TypeAdapter
-from temporalio.api.enums.v1 import IndexedValueType, WorkflowExecutionStatus
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.operatorservice.v1 import ListSearchAttributesResponse
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.api.workflowservice.v1 import (
@@ -24,6 +24,7 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from everlong.client.search_attributes import parse_type_name
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
@@ -135,10 +136,7 @@ class FakeVisibility:
         self._called("attributes")
         kinds = SEARCH_ATTRIBUTES if self._has_attributes else {}
         return ListSearchAttributesResponse(
-            custom_attributes={
-                name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-                for name, kind in kinds.items()
-            }
+            custom_attributes={name: parse_type_name(kind) for name, kind in kinds.items()}
         )
 
     def _select(self, what: str, query: str, rest: str = "") -> list[tuple]:  # type: ignore[type-arg]

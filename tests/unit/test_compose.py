@@ -233,7 +233,7 @@ def run_with_stub(script: str, tool: str, tmp_path: Path) -> list[list[str]]:
 
 def test_the_setup_job_registers_the_search_attributes_that_everlong_writes(tmp_path: Path) -> None:
     calls = run_with_stub("temporal-setup.sh", "temporal", tmp_path)
-    [call] = [call for call in calls if call[1:3] == ["search-attribute", "create"]]
+    call = [word for each in calls if each[1:3] == ["search-attribute", "create"] for word in each]
     names = [value for flag, value in pairwise(call) if flag == "--name"]
     types = [value for flag, value in pairwise(call) if flag == "--type"]
     assert dict(zip(names, types, strict=True)) == SEARCH_ATTRIBUTES

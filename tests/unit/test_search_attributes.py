@@ -19,6 +19,7 @@ from everlong.client.search_attributes import (
     AttributeWatch,
     find_missing_attributes,
     has_attributes,
+    parse_type_name,
     set_up,
 )
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
@@ -26,10 +27,7 @@ from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 DOWN = RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
 REFUSED = RPCError("no", RPCStatusCode.PERMISSION_DENIED, b"")
 ALL = ListSearchAttributesResponse(
-    custom_attributes={
-        name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-        for name, kind in SEARCH_ATTRIBUTES.items()
-    }
+    custom_attributes={name: parse_type_name(kind) for name, kind in SEARCH_ATTRIBUTES.items()}
 )
 NONE = ListSearchAttributesResponse()
 

@@ -55,6 +55,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     # Encoding may write to the store.
     "encode": _OPERATORS,
     "send": _OPERATORS,
+    "label": _OPERATORS,
     "compact": _OPERATORS,
     "pause": _OPERATORS,
     "unpause": _OPERATORS,

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Path, Query
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from everlong.models.labels import LABEL_CHARS_MAX, LABELS_MAX
 from everlong.models.thread_ids import ID_BYTES_MAX, check_new_id, find_id_problem
 
 BY_QUERY: Final = "-"
@@ -164,6 +165,11 @@ By = Annotated[
     ),
 ]
 Reason = Annotated[Text, Field(max_length=300, description="Reason, which the journal keeps.")]
+LabelTexts = Annotated[
+    tuple[Annotated[Text, Field(min_length=1, max_length=LABEL_CHARS_MAX)], ...],
+    Field(max_length=LABELS_MAX),
+    limit_items(LABELS_MAX),
+]
 Fields = Annotated[
     dict[str, Any],
     Field(max_length=_FIELDS_MAX),

@@ -14,6 +14,7 @@ from everlong.admin.web.parameters import (
     SEQ_MAX,
     ChangeRequest,
     Fields,
+    LabelTexts,
     NewId,
     Text,
     ThreadId,
@@ -34,6 +35,14 @@ class LimitsRequest(ChangeRequest):
     """New values of policy fields."""
 
     changes: Fields
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelsRequest(ChangeRequest):
+    """Labels to add, and labels or keys to remove."""
+
+    add: LabelTexts = ()
+    remove: LabelTexts = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +104,19 @@ def create_actions_router(context: AppContext) -> APIRouter:
         await handle.configure(body.changes, by=by, reason=body.reason)
         names = ", ".join(sorted(body.changes))
         return ActionResult(thread_id=thread_id, action="limits", by=by, text=f"Changed: {names}.")
+
+    @router.post(
+        "/threads/{thread_id}/labels",
+        tags=["actions"],
+        summary="Change the thread's labels",
+        **requires("label"),
+    )
+    async def label(thread_id: ThreadId, body: LabelsRequest, user: CurrentUser) -> ActionResult:
+        by = user.resolve_author(body.by)
+        handle = await context.thread(thread_id)
+        labels = await handle.label(body.add, remove=body.remove, by=by, reason=body.reason)
+        text = f"Labels: {', '.join(labels) or 'none'}."
+        return ActionResult(thread_id=thread_id, action="label", by=by, text=text)
 
     @router.post(
         "/threads/{thread_id}/fork",

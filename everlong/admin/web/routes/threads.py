@@ -14,6 +14,7 @@ from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
     RUN_ID,
     By,
+    LabelTexts,
     Text,
     ThreadId,
 )
@@ -37,6 +38,8 @@ class MessageRequest:
     text: Annotated[str, Field(min_length=1, max_length=4 * limits.MIB)]
     agent: Annotated[Text, Field(max_length=64)] = ""
     message_id: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
+    labels: LabelTexts = ()
+    """Labels of a thread that is started."""
     by: By = ""
 
 
@@ -137,6 +140,7 @@ def create_threads_router(context: AppContext) -> APIRouter:
             body.text,
             agent=body.agent or None,
             message_id=body.message_id,
+            labels=body.labels,
             by=user.resolve_author(body.by),
             seconds_max=WORKER_SECONDS_MAX,
         )
