@@ -132,7 +132,7 @@ async def test_a_stop_requires_the_thread_id_to_be_typed(stage: Stage, page: Pag
     await dialog.get_by_label("to confirm").fill("stop-1")
     await expect(button).to_be_enabled()
     await done(page, dialog, "Stop", "will stop")
-    await expect(page.get_by_text("It was stopped.")).to_be_visible()
+    await expect(page.get_by_text("It has ended, and its journal is complete.")).to_be_visible()
     # An action that is no longer possible has no button.
     await expect(page.get_by_role("button", name="Pause …")).to_have_count(0)
     await expect(page.get_by_role("button", name="Fork …")).to_be_visible()

@@ -30,7 +30,7 @@ async def test_a_thread_deleted_during_a_request_is_read_from_its_archive(
                 raise ThreadNotFound("its history was deleted a moment ago")
 
             # It was still there to be described.
-            monkeypatch.setattr(lookup, "read_status", gone)
+            monkeypatch.setattr(lookup, "read_described_status", gone)
             found = await get_json(client, f"/threads/{thread_id}")
             assert found["is_gone"]
             assert (await get_json(client, f"/threads/{thread_id}/series"))["points"]

@@ -105,7 +105,7 @@ async def test_a_model_that_keeps_sending_invalid_calls_is_stopped(drive: Drive)
     async with drive([agent], Policy(refused_calls_max=4)) as thread:
         assert "in 4 steps in a row" in await thread.ask()
         assert (await thread.status()).counters.steps == 4
-        assert (await thread.status()).status == "waiting"
+        assert (await thread.status()).status == "failed"
 
 
 @pytest.mark.guarantee(50)

@@ -177,7 +177,7 @@ async def test_a_context_refused_at_any_size_ends_the_turn(drive: Drive) -> None
     async with drive([build_refusing_model(1000, calls)], policy) as thread:
         assert "maximum context length" in await thread.ask()
         assert 2 <= len(calls) <= 5
-        assert (await thread.status()).status == "waiting"
+        assert (await thread.status()).status == "failed"
 
 
 @pytest.mark.guarantee(59)
