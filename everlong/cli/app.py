@@ -44,7 +44,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "TALK AND LOOK": {
         "send": ("thread", "Send a message to a thread and print the answer."),
-        "threads": ("threads", "List threads: status, sizes, growth, approvals."),
+        "threads": ("threads", "List threads: status, sizes, growth, costs, approvals."),
         "show": ("thread", "Show a thread's status, counters and sizes, now or in the past."),
         "journal": ("thread", "List the entries of a thread's journal."),
         "runs": ("thread", "List a thread's runs: events, bytes, links to the Temporal UI."),

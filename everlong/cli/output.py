@@ -261,20 +261,27 @@ def describe_page(page: ThreadPage, *, is_search: bool = False) -> list[str]:
     return lines
 
 
-def build_threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
-    """Return the table of `everlong threads`; a narrow terminal gets fewer columns."""
+def build_threads_table(
+    page: ThreadPage, *, is_wide: bool = True, columns: Sequence[str] = ()
+) -> Table:
+    """Return the table of `everlong threads`; by default, a narrow terminal gets fewer columns."""
     table = Table()
     for name in ("thread", "agent", "status") if is_wide else ("thread", "status"):
         table.add_column(name, no_wrap=name == "thread", overflow="fold")
-    columns = _COLUMNS if is_wide else [each for each in _COLUMNS if each[0] in _NARROW]
-    for name, _ in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    names = columns or (_WIDE if is_wide else _NARROW)
+    shown = [each for each in _COLUMNS if each[0] in names]
+    for name, _ in shown:
+        is_text = name == "labels"
+        table.add_column(
+            _TITLES.get(name, name), justify="left" if is_text else "right", no_wrap=not is_text
+        )
     for row in page.rows:
         status = _format_status(row.status, row.reason)
         name = show_id(row.thread_id)
         words = (name, row.agent, status) if is_wide else (name, status)
         table.add_row(
-            *(escape(sanitise(each)) for each in words), *(text(row) for _, text in columns)
+            *(escape(sanitise(each)) for each in words),
+            *(escape(sanitise(text(row))) for _, text in shown),
         )
     return table
 
@@ -287,18 +294,26 @@ def _format_nonzero_bytes(size_bytes: float) -> str:
     return format_bytes(int(size_bytes)) if size_bytes else ""
 
 
+# In the order of the table; `everlong threads --columns` takes these names.
 _COLUMNS: Final[Sequence[tuple[str, Callable[[ThreadRow], str]]]] = (
     ("operational", _make_card_column(lambda card: format_bytes(card.operational_bytes))),
     ("context", _make_card_column(lambda card: format_bytes(card.context_bytes))),
     ("stored", lambda row: format_bytes(row.stored_bytes)),
     ("trend", _make_card_column(lambda card: format_spark([size for _, size in card.trend]))),
-    ("growth/h", lambda row: _format_nonzero_bytes(row.growth_bytes_per_hour)),
+    ("growth", lambda row: _format_nonzero_bytes(row.growth_bytes_per_hour)),
     ("steps", _make_card_column(lambda card: f"{card.steps:,}")),
+    ("tokens", _make_card_column(lambda card: f"{card.tokens:,}" if card.tokens else "")),
+    ("cost", _make_card_column(lambda card: f"${card.cost_usd:,.2f}" if card.cost_usd else "")),
     ("resume", lambda row: f"{row.last_resume_ms:,.0f} ms" if row.last_resume_ms else ""),
     ("lag", _make_card_column(lambda card: _format_nonzero_bytes(card.lag_bytes))),
     ("waits", lambda row: str(row.pending) if row.pending else ""),
+    ("active", lambda row: f"{_format_age(row.active_ms)} ago" if row.active_ms else ""),
+    ("labels", lambda row: " ".join(row.labels)),
 )
-_NARROW: Final = frozenset({"stored", "growth/h", "steps", "waits"})
+THREAD_COLUMNS: Final = tuple(name for name, _ in _COLUMNS)
+_TITLES: Final = {"growth": "growth/h"}
+_WIDE: Final = frozenset(THREAD_COLUMNS) - {"active", "labels"}
+_NARROW: Final = frozenset({"stored", "growth", "steps", "waits"})
 
 
 def build_fleet_rows(view: FleetView, health: StoreHealth) -> list[tuple[str, str]]:

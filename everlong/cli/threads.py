@@ -1,6 +1,7 @@
 """The command `threads`: the list of threads."""
 
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -27,6 +28,25 @@ SORT_KEYS: Final = (
     "resume",
     "lag",
     "pending",
+    "tokens",
+    "cost",
+    "active",
+    "attention",
+)
+COLUMNS: Final = (
+    "operational",
+    "context",
+    "stored",
+    "trend",
+    "growth",
+    "steps",
+    "tokens",
+    "cost",
+    "resume",
+    "lag",
+    "waits",
+    "active",
+    "labels",
 )
 STATUSES: Final = (
     "working",
@@ -43,13 +63,20 @@ STATUSES: Final = (
 )
 _LIMIT_MAX: Final = 200
 # Width of the full table of `threads`, with ids of 24 characters.
-_WIDE_CHARS: Final = 140
+_WIDE_CHARS: Final = 170
 
 
 def _parse_sort(value: object) -> str:
     text = str(value)
     word("--sort", SORT_KEYS)(text.removeprefix("-"))
     return text
+
+
+def _parse_columns(value: object) -> tuple[str, ...]:
+    names = tuple(each.strip() for each in str(value).split(",") if each.strip())
+    for name in names:
+        word("--columns", COLUMNS)(name)
+    return names
 
 
 @commands.command()
@@ -66,15 +93,34 @@ def threads(
         ),
     ] = "",
     agent: Annotated[str, typer.Option(metavar="NAME", help="Only threads of this agent.")] = "",
+    label: Annotated[
+        str,
+        typer.Option(metavar="LABEL", help="Only with this label, as in urgent or team=payments."),
+    ] = "",
+    age: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE",
+            help="Only active within it, as in 7d; or not active for it, as in idle-7d (m, h or d).",
+        ),
+    ] = "",
     sort: Annotated[
         str,
         typer.Option(
             metavar="KEY",
             parser=_parse_sort,
-            help="started, id, agent, status, stored, growth, steps, resume, lag or pending; a - before "
-            "it turns the order around.",
+            help=f"{', '.join(SORT_KEYS[:-1])} or {SORT_KEYS[-1]}; a - before it reverses the order. "
+            "By default what needs a person is first; beyond 20,000 threads, the newest are.",
         ),
-    ] = "-started",
+    ] = "",
+    columns: Annotated[
+        Any,
+        typer.Option(
+            metavar="NAMES",
+            parser=_parse_columns,
+            help=f"Columns of the table, separated by commas: {', '.join(COLUMNS)}.",
+        ),
+    ] = "",
     limit: Annotated[
         int,
         typer.Option(
@@ -88,20 +134,22 @@ def threads(
     cursor: Cursor = "",
     as_json: Json = False,
 ) -> None:
-    """List threads: status, sizes, growth, approvals.
+    """List threads: status, sizes, growth, costs, approvals.
 
     It queries no thread, so none resumes. Beyond 20,000 threads, TEXT matches only the beginning of ids,
-    and one page is read from the server. Any order but the newest first reads all threads, and TEXT then
+    and one page is read from the server. Any other order, and an --age, reads all threads, and TEXT then
     matches anywhere in an id.
 
     Examples:
         everlong threads
         everlong threads --status paused --sort=-stored
+        everlong threads --label team=payments --sort=-cost --columns steps,tokens,cost
+        everlong threads --age idle-30d --status waiting
         everlong threads ops --limit 10 --json
 
     """
-    request = _PageRequest(text, status, agent, sort, offset, limit, cursor)
-    run_with_client(lambda client: _threads(client, request, as_json))
+    request = _PageRequest(text, status, agent, sort, offset, limit, cursor, label, age)
+    run_with_client(lambda client: _threads(client, request, columns or (), as_json))
 
 
 class _PageRequest(NamedTuple):
@@ -114,14 +162,18 @@ class _PageRequest(NamedTuple):
     offset: int
     limit: int
     cursor: str
+    label: str
+    age: str
 
     @property
     def needs_index(self) -> bool:
         """Whether a large fleet has to be read whole: the server can only list the newest first."""
-        return self.sort != "-started" or bool(self.offset)
+        return self.sort not in ("", "-started") or bool(self.offset) or bool(self.age)
 
 
-async def _threads(client: "Client", request: _PageRequest, as_json: bool) -> None:
+async def _threads(
+    client: "Client", request: _PageRequest, columns: Sequence[str], as_json: bool
+) -> None:
     from everlong.cli.output import build_threads_table, describe_page, print_json
     from everlong.console import err, out, print_table, sanitise
 
@@ -135,7 +187,7 @@ async def _threads(client: "Client", request: _PageRequest, as_json: bool) -> No
         print_json(page)
         return
     is_wide = not out.is_terminal or out.width >= _WIDE_CHARS
-    print_table(build_threads_table(page, is_wide=is_wide))
+    print_table(build_threads_table(page, is_wide=is_wide, columns=columns))
     for line in describe_page(page, is_search=bool(request.text)):
         err.print(sanitise(line), markup=False)
 

@@ -1,11 +1,12 @@
 """Index of the threads of a large fleet: figures to sort, filter and add up, in SQLite and in memory.
 
-It holds no cards, so a thread takes 150 to 250 bytes, where a `ThreadRow` with its card takes 4 KiB. The
+It holds no cards, so a thread takes 170 to 330 bytes, where a `ThreadRow` with its card takes 4 KiB. The
 index is what the last reading of visibility saw. A page shows the order of the index, and rows that it
 asks the server for.
 """
 
 import dataclasses
+import hashlib
 import math
 import sqlite3
 import threading
@@ -17,13 +18,18 @@ from everlong.models import Status, ThreadCard
 
 AGENTS_MAX: Final = 1_000
 """Agents that a list offers as filters."""
+# Labels are held as digests of 6 bytes: 10 of them take 60 bytes, and their texts up to 640. Two labels
+# with equal digests are unlikely, and a page checks the labels of the rows that it reads.
+_LABEL_BYTES: Final = 6
 # 250,000 of them add up to less than 2^63, the largest integer of SQLite.
 _INT_MAX: Final = 2**44
 _ROW: Final = (
     "thread_id, agent, status, reason, started_ms, closed_ms, stored_bytes, growth, pending, asked_ms, "
-    "resume_ms"
+    "resume_ms, active_ms"
 )
-_COLUMNS: Final = f"{_ROW}, steps, lag_bytes, tokens, cost_usd, read_bytes, memo, reading"
+_COLUMNS: Final = (
+    f"{_ROW}, steps, lag_bytes, tokens, cost_usd, read_bytes, memo, attention, labels, reading"
+)
 _SCHEMA: Final = f"CREATE TABLE threads ({_COLUMNS}, PRIMARY KEY (thread_id)) WITHOUT ROWID"
 # The newest of several runs with one id counts. A row of an earlier reading is replaced in any case.
 _UPSERT: Final = f"""
@@ -43,6 +49,10 @@ _ORDERS: Final[Mapping[str, str]] = {
     "pending": "pending",
     "status": "status",
     "agent": "agent",
+    "tokens": "tokens",
+    "cost": "cost_usd",
+    "active": "active_ms",
+    "attention": "attention",
 }
 _SUMS: Final = """
 count(*), count(*) FILTER (WHERE closed_ms IS NULL), sum(stored_bytes), total(growth), sum(pending),
@@ -122,15 +132,15 @@ class ThreadIndex:
         Growth is counted by the clock, from a trend that the index does not have.
         """
         found = self._select(
-            "stored_bytes, steps, lag_bytes, tokens, cost_usd, read_bytes, resume_ms",
+            "stored_bytes, steps, lag_bytes, tokens, cost_usd, read_bytes, resume_ms, active_ms",
             "WHERE thread_id = ? AND memo = ? AND growth = 0",
             (thread_id, digest),
         )
         if not found:
             return None
-        stored, steps, lag, tokens, cost, read, resume = found[0]
+        stored, steps, lag, tokens, cost, read, resume, active_ms = found[0]
         return ThreadCard(
-            ms=0,
+            ms=active_ms,
             steps=steps,
             tokens=tokens,
             cost_usd=cost or 0.0,
@@ -228,9 +238,19 @@ def _build_condition(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
         found.append(("status = ?", wanted.status))
     if wanted.agent:
         found.append(("agent = ?", wanted.agent))
+    if wanted.label:
+        found.append(("instr(labels, ?)", _hash_label(wanted.label)))
+    if wanted.active_since_ms is not None:
+        found.append(("active_ms >= ?", wanted.active_since_ms))
+    if wanted.active_until_ms is not None:
+        found.append(("active_ms < ?", wanted.active_until_ms))
     if not found:
         return "", ()
     return f"WHERE {' AND '.join(text for text, _ in found)}", tuple(value for _, value in found)
+
+
+def _hash_label(label: str) -> bytes:
+    return hashlib.blake2b(label.encode(errors="replace"), digest_size=_LABEL_BYTES).digest()
 
 
 def _build_values(row: ThreadRow, memo: bytes | None, reading: int) -> tuple[object, ...]:
@@ -247,12 +267,15 @@ def _build_values(row: ThreadRow, memo: bytes | None, reading: int) -> tuple[obj
         _bound(row.pending),
         row.asked_ms,
         row.last_resume_ms,
+        row.active_ms,
         _bound(card.steps),
         _bound(card.lag_bytes),
         _bound(card.tokens),
         card.cost_usd,
         _bound(card.read_bytes),
         memo if row.card else None,
+        row.attention,
+        b"".join(map(_hash_label, row.labels)) or None,
         reading,
     )
 
@@ -276,4 +299,5 @@ def _parse_row(found: Sequence[Any]) -> ThreadRow:
         pending=found[8],
         asked_ms=found[9],
         last_resume_ms=found[10] or 0.0,
+        active_ms=found[11],
     )

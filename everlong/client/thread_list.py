@@ -5,7 +5,8 @@ cards, so that a page in any order is there at once. In a larger fleet the list 
 page names its own:
 
 - `server`: the newest first, and threads found by id, status and agent. Each page is a query.
-- `index`: any other order, and sums. An index has a few figures of each thread, up to 250,000.
+- `index`: any other order, the last activity, and sums. An index has a few figures of each thread, up
+  to 250,000.
 
 Memory and index are read in the background while lists are viewed. Meanwhile a page shows the last
 reading and its time.
@@ -35,6 +36,7 @@ from everlong.client.visibility import (
     Visibility,
     Wanted,
     count_rows,
+    parse_age,
     read_rows,
 )
 from everlong.errors import ConfigError, EverlongError, SetupRefused, ThreadNotFound
@@ -47,7 +49,9 @@ _LOG: Final = logging.getLogger(__name__)
 ROWS_MAX: Final = 20_000
 """Threads that are kept with their cards. A row with its card takes about 4 KiB: 80 MiB."""
 INDEX_ROWS_MAX: Final = 250_000
-"""Threads that an index holds. Each takes 250 bytes at most: 60 MiB. A reading takes 250 requests."""
+"""Threads that an index holds. Each takes 330 bytes at most: 80 MiB. A reading takes 250 requests."""
+LABELS_LISTED_MAX: Final = 200
+"""Labels that a list offers as filters, the most frequent first."""
 PAGE_LIMIT_MAX: Final = 200
 TEXT_CHARS_MAX: Final = 200
 CURSOR_CHARS_MAX: Final = 2_000
@@ -93,6 +97,14 @@ Sort: TypeAlias = Literal[
     "-status",
     "agent",
     "-agent",
+    "-tokens",
+    "tokens",
+    "-cost",
+    "cost",
+    "-active",
+    "active",
+    "attention",
+    "-attention",
 ]
 _KEYS: Final[Mapping[str, Callable[[ThreadRow], object]]] = {
     "started": lambda row: row.started_ms,
@@ -105,10 +117,16 @@ _KEYS: Final[Mapping[str, Callable[[ThreadRow], object]]] = {
     "pending": lambda row: row.pending,
     "status": lambda row: row.status,
     "agent": lambda row: row.agent,
+    "tokens": lambda row: row.card.tokens if row.card else 0,
+    "cost": lambda row: row.card.cost_usd if row.card else 0.0,
+    "active": lambda row: row.active_ms,
+    "attention": lambda row: row.attention,
 }
 
 
 _NEWEST_FIRST: Final = "-started"
+_NEEDS_PERSON_FIRST: Final = "attention"
+_ORDER_NAMES: Final = {"attention": "what needs a person", "active": "last activity"}
 _SERVER_ORDER: Final = "open threads by their start, newest first, then ended threads by their end"
 
 
@@ -150,6 +168,30 @@ class ThreadPage:
     """Whether those were all threads at that time."""
     next_cursor: str = ""
     """Leads to the next page; empty on the last one."""
+    labels: tuple[str, ...] = ()
+    """Labels of the threads in memory, the most frequent first, 200 at most; none in a large fleet."""
+    sort: str = _NEWEST_FIRST
+    """How the rows are sorted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facets:
+    """What a list offers as filters: what the threads in memory have, whatever the filters say."""
+
+    agents: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    by_status: dict[str, int] = dataclasses.field(default_factory=dict)
+    pending: int = 0
+
+
+def _collect_facets(rows: Sequence[ThreadRow]) -> _Facets:
+    labels = Counter(label for row in rows for label in row.labels)
+    return _Facets(
+        agents=tuple(sorted({row.agent for row in rows if row.agent})),
+        labels=tuple(label for label, _ in labels.most_common(LABELS_LISTED_MAX)),
+        by_status=dict(sorted(Counter(row.status.value for row in rows).items())),
+        pending=sum(row.pending for row in rows),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,13 +235,13 @@ class Threads:
         self._visibility = Visibility(connect)
 
     async def list(
-        self, *, prefix: str = "", status: str = "", agent: str = ""
+        self, *, prefix: str = "", status: str = "", agent: str = "", label: str = ""
     ) -> AsyncIterator[ThreadRow]:
         """Yield threads: open ones by their start, newest first, then ended ones by their end.
 
-        `prefix` is the beginning of an id. A filter by status or agent needs `everlong setup`.
+        `prefix` is the beginning of an id. A filter by status, agent or label needs `everlong setup`.
         """
-        wanted, token = Wanted(prefix, status, agent), b""
+        wanted, token = Wanted(prefix, status, agent, label), b""
         if prefix and (exact := await self._visibility.thread(wanted)) is not None:
             yield exact
         while True:
@@ -214,9 +256,11 @@ class Threads:
         """Return the thread with this id; None if the server has none."""
         return await self._visibility.thread(Wanted(thread_id))
 
-    async def count(self, *, prefix: str = "", status: str = "", agent: str = "") -> int:
+    async def count(
+        self, *, prefix: str = "", status: str = "", agent: str = "", label: str = ""
+    ) -> int:
         """Return how many threads `list` would yield. An id that was used again may count twice."""
-        wanted = Wanted(prefix, status, agent)
+        wanted = Wanted(prefix, status, agent, label)
         exact = await self._visibility.thread(wanted) if prefix else None
         return await self._visibility.count(wanted) + (exact is not None)
 
@@ -238,6 +282,8 @@ class ThreadList:
         self._rows: dict[str, ThreadRow] = {}
         self._cards: dict[str, tuple[bytes, ThreadCard]] = {}
         self._sorted: dict[str, tuple[ThreadRow, ...]] = {}
+        self._facets: _Facets | None = None
+        """Of the rows; None until a page needs it."""
         self._index: ThreadIndex | None = None
         """None while all threads are in memory."""
         self._figures = FleetTotals()
@@ -266,23 +312,32 @@ class ThreadList:
         text: str = "",
         status: str = "",
         agent: str = "",
-        sort: Sort = "-started",
+        sort: Sort | Literal[""] = "-started",
         offset: int = 0,
         limit: int = 50,
         cursor: str = "",
+        label: str = "",
+        age: str = "",
     ) -> ThreadPage:
         """Return some threads. `text` is part of an id, in any case; a `cursor` goes before `offset`.
 
+        `label` is a whole label, and `age` bounds the last activity: see `parse_age`. An empty `sort`
+        shows first what needs a person, and in a large fleet the newest.
+
         In a large fleet the newest first are asked of the server, and `text` is the beginning of an id
-        there; if no id begins with it, and in any other order, the index is looked through.
+        there; if no id begins with it, in any other order, and with an `age`, the index is looked
+        through.
         """
         place = parse_cursor(cursor) if cursor else Cursor(max(0, offset))
         limit = max(0, min(limit, PAGE_LIMIT_MAX))
-        wanted = Wanted(text[:TEXT_CHARS_MAX], status, agent)
+        since_ms, until_ms = parse_age(age, time.time_ns() // 1_000_000)
+        wanted = Wanted(text[:TEXT_CHARS_MAX], status, agent, label, since_ms, until_ms)
         await self.look()
+        sort = sort or self.default_sort
         if self._index is None:
             return self._memory_page(wanted, sort, place.offset, limit)
-        if sort == _NEWEST_FIRST and limit and (place.token is not None or not place.offset):
+        is_listed = sort == _NEWEST_FIRST and not wanted.has_age
+        if is_listed and limit and (place.token is not None or not place.offset):
             try:
                 found = await self._server_page(wanted, place, limit)
             except EverlongError as error:
@@ -292,6 +347,15 @@ class ThreadList:
             if found.total or not wanted.text:
                 return found
         return await self._index_page(wanted, sort, place.offset, limit)
+
+    @property
+    def default_sort(self) -> Sort:
+        """What needs a person first; in a large fleet the newest first, which the server can list."""
+        return _NEEDS_PERSON_FIRST if self._index is None else _NEWEST_FIRST
+
+    async def by_ids(self, thread_ids: Sequence[str]) -> dict[str, ThreadRow]:
+        """Return the threads with these ids, by id, as the server lists them now."""
+        return await self._visibility.by_ids(thread_ids)
 
     @property
     def version(self) -> str:
@@ -339,7 +403,7 @@ class ThreadList:
         await self.look()
         if self._index is not None:
             return self._figures.pending
-        return sum(row.pending for row in self._rows.values())
+        return self._find_facets().pending
 
     async def count(self) -> int:
         """Return how many threads there are: of a large fleet, as the server counts them."""
@@ -457,25 +521,33 @@ class ThreadList:
         if wanted != Wanted():
             rows = [row for row in rows if wanted.fits(row)]
         end = offset + limit
+        facets = self._find_facets()
+        # Time alone moves a bound of the last activity.
+        bounds = f"-{wanted.active_since_ms or wanted.active_until_ms}" if wanted.has_age else ""
         return ThreadPage(
             rows=tuple(rows[offset:end]),
             total=len(rows),
             offset=offset,
             all_threads=len(self._rows),
-            pending=sum(row.pending for row in self._rows.values()),
+            pending=facets.pending,
             read_ms=self._read_ms,
             is_complete=self._is_complete,
             problem=self._problem,
-            agents=tuple(sorted({row.agent for row in self._rows.values() if row.agent})),
-            by_status=dict(
-                sorted(Counter(row.status.value for row in self._rows.values()).items())
-            ),
-            version=self.version,
+            agents=facets.agents,
+            by_status=facets.by_status,
+            version=f"{self.version}{bounds}",
             known_threads=len(self._rows),
             known_ms=self._read_ms,
             knows_all=self._is_complete,
             next_cursor=Cursor(end).text() if end < len(rows) else "",
+            labels=facets.labels,
+            sort=sort,
         )
+
+    def _find_facets(self) -> _Facets:
+        if self._facets is None:
+            self._facets = _collect_facets(tuple(self._rows.values()))
+        return self._facets
 
     async def _server_page(self, wanted: Wanted, place: Cursor, limit: int) -> ThreadPage:
         """Return a page as the server lists it now; the thread with exactly the id stands first."""
@@ -521,7 +593,8 @@ class ThreadList:
             problem = problem or _describe_problem(error)
         end = offset + limit
         return await self._large_page(
-            [row for row in rows if wanted.fits(row)],
+            # A row of the index alone lacks the labels, and has been found by them.
+            [row for row in rows if not row.run_id or wanted.fits(row)],
             offset,
             total,
             read_ms=self._read_ms,
@@ -530,10 +603,11 @@ class ThreadList:
             order=self._index_order(sort),
             next_cursor=Cursor(end).text() if end < total else "",
             problem=problem,
+            sort=sort,
         )
 
     def _index_order(self, sort: str) -> str:
-        name = sort.removeprefix("-")
+        name = _ORDER_NAMES.get(sort.removeprefix("-"), sort.removeprefix("-"))
         which = "all" if self._is_complete else "the newest"
         return f"{which} {self._figures.threads:,} threads by {name}, from an index"
 
@@ -549,6 +623,7 @@ class ThreadList:
         order: str,
         next_cursor: str,
         problem: str = "",
+        sort: str = _NEWEST_FIRST,
     ) -> ThreadPage:
         """Return a page of a large fleet, with what the index adds up."""
         figures = self._figures
@@ -575,6 +650,7 @@ class ThreadList:
             known_ms=self._read_ms,
             knows_all=self._is_complete,
             next_cursor=next_cursor,
+            sort=sort,
         )
 
     def _show(self, rows: dict[str, ThreadRow], *, is_complete: bool) -> None:
@@ -582,6 +658,7 @@ class ThreadList:
             self._version += 1
             self._rows = dict(rows)
             self._sorted = {}
+            self._facets = None
         self._is_complete = is_complete
         self._first.set()
 

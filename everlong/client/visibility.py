@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from datetime import datetime
@@ -27,8 +28,8 @@ from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.client.errors import translate_rpc_error
-from everlong.client.search_attributes import has_attributes
-from everlong.errors import EverlongError
+from everlong.client.search_attributes import has_attributes, has_labels
+from everlong.errors import ConfigError, EverlongError
 from everlong.models import (
     AGENT_WORKFLOW,
     CARD_MEMO,
@@ -36,10 +37,12 @@ from everlong.models import (
     ThreadCard,
     compute_growth_per_hour,
 )
+from everlong.models.labels import LABELS_MAX
 from everlong.models.search_attributes import (
     AGENT,
     ASKED_AT,
     GROWTH,
+    LABELS,
     LAST_RESUME,
     PENDING,
     REASON,
@@ -90,11 +93,40 @@ class ThreadRow:
     task_queue: str = ""
     card: ThreadCard | None = None
     """What the thread published of itself; None before its first step, or if it cannot be decoded."""
+    labels: tuple[str, ...] = ()
+    active_ms: int = 0
+    """Last known activity: the end, or else the newest card or the begin of the run. A thread that waits
+    may roll once after some minutes, which counts too."""
 
     @property
     def is_open(self) -> bool:
         """Whether the thread runs."""
         return self.closed_ms is None
+
+    @property
+    def attention(self) -> int:
+        """Sort key of lists that show first what needs a person; the smallest comes first."""
+        if self.pending and self.is_open:
+            # The oldest request first: its deadline is the next.
+            return _bound_ms(self.asked_ms or self.started_ms)
+        rank = NEEDS_PERSON.index(self.status) if self.status in NEEDS_PERSON else len(NEEDS_PERSON)
+        return rank * _MS_MAX + _MS_MAX - 1 - _bound_ms(self.active_ms)
+
+
+NEEDS_PERSON: Final = (
+    Status.APPROVAL,
+    Status.HELD,
+    Status.PAUSED,
+    Status.FAILED,
+    Status.RETRYING,
+)
+"""Statuses that a list shows first, in this order; within a status, the last active first."""
+# Later than any time, in Unix milliseconds: the year 2286. So six ranks stay far below 2^63.
+_MS_MAX: Final = 10**13
+
+
+def _bound_ms(time_ms: int) -> int:
+    return max(0, min(time_ms, _MS_MAX - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +243,10 @@ def build_row(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> Th
         last_resume_ms=float(published.get(LAST_RESUME.name) or (card.resume_ms if card else 0.0)),
         task_queue=info.task_queue,
         card=card,
+        labels=_parse_labels(published.get(LABELS.name)),
+        active_ms=max(info.start_time.ToMilliseconds(), card.ms if card else 0)
+        if is_open
+        else info.close_time.ToMilliseconds(),
     )
 
 
@@ -247,6 +283,12 @@ def _parse_value(payload: Payload) -> Any:
         return None
 
 
+def _parse_labels(value: Any) -> tuple[str, ...]:
+    """Return labels as they are published: a list, or a single text."""
+    found = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+    return tuple(str(each) for each in found[:LABELS_MAX])
+
+
 def _parse_ms(text: object) -> int | None:
     try:
         return int(datetime.fromisoformat(str(text)).timestamp() * 1000)
@@ -274,6 +316,16 @@ class Wanted:
     status: str = ""
     """A `Status`; threads have no other."""
     agent: str = ""
+    label: str = ""
+    """A whole label, as in `urgent` or `team=payments`."""
+    active_since_ms: int | None = None
+    active_until_ms: int | None = None
+    """Bounds of the last activity. The server has no attribute of it: only rows and the index know."""
+
+    @property
+    def has_age(self) -> bool:
+        """Whether the last activity is bounded, so that no query of the server can find the threads."""
+        return self.active_since_ms is not None or self.active_until_ms is not None
 
     def fits(self, row: ThreadRow) -> bool:
         """Whether a thread is one of them."""
@@ -281,17 +333,44 @@ class Wanted:
             (not self.text or self.text.casefold() in row.thread_id.casefold())
             and (not self.status or row.status == self.status)
             and (not self.agent or row.agent == self.agent)
+            and (not self.label or self.label in row.labels)
+            and (self.active_since_ms is None or row.active_ms >= self.active_since_ms)
+            and (self.active_until_ms is None or row.active_ms < self.active_until_ms)
         )
 
 
-def build_query(wanted: Wanted, *, attributes: bool) -> str | None:
+_AGE: Final = re.compile(r"(idle-)?([0-9]{1,4})([mhd])")
+_UNIT_MS: Final = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
+AGE_CHARS_MAX: Final = 10
+
+
+def parse_age(text: str, now_ms: int) -> tuple[int | None, int | None]:
+    """Return the bounds of the last activity: `7d` is within 7 days, `idle-7d` is not for 7 days.
+
+    They are rounded to the minute, so that a page that is loaded again in it is equal. Raises
+    `ConfigError` for any other text; an empty one has no bounds.
+    """
+    if not text:
+        return None, None
+    found = _AGE.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"{text[:AGE_CHARS_MAX]!r} is no age. Write 7d for threads that were active within 7 days, "
+            "or idle-7d for threads that were not; m, h and d are minutes, hours and days."
+        )
+    idle, count, unit = found.groups()
+    bound_ms = now_ms // 60_000 * 60_000 - int(count) * _UNIT_MS[unit]
+    return (None, bound_ms) if idle else (bound_ms, None)
+
+
+def build_query(wanted: Wanted, *, attributes: bool, labels: bool = True) -> str | None:
     """Return the query that lists these threads; None if no thread can fit.
 
     A thread with the id `wanted.text` itself is not among them: it is looked up by its id. Without
-    search `attributes` a namespace knows neither agents nor what open threads are doing. SQL stores
-    refuse a query with a NUL in it, which an id may have.
+    search `attributes` a namespace knows neither agents nor what open threads are doing, and without
+    `labels` no thread has any. SQL stores refuse a query with a NUL in it, which an id may have.
     """
-    if "\0" in f"{wanted.text}{wanted.status}{wanted.agent}":
+    if "\0" in f"{wanted.text}{wanted.status}{wanted.agent}{wanted.label}":
         return None
     parts: list[str] = [QUERY]
     if wanted.status:
@@ -303,6 +382,10 @@ def build_query(wanted: Wanted, *, attributes: bool) -> str | None:
         if not attributes:
             return None
         parts.append(f"{AGENT.name} = {quote_text(wanted.agent)}")
+    if wanted.label:
+        if not labels:
+            return None
+        parts.append(f"{LABELS.name} = {quote_text(wanted.label)}")
     if wanted.text:
         text = quote_text(wanted.text)
         parts.append(f"WorkflowId STARTS_WITH {text} AND WorkflowId != {text}")
@@ -372,7 +455,8 @@ class Visibility:
         attributes = bool(wanted.status or wanted.agent) and await has_attributes(
             await self._connect()
         )
-        return build_query(wanted, attributes=attributes)
+        labels = bool(wanted.label) and await has_labels(await self._connect())
+        return build_query(wanted, attributes=attributes, labels=labels)
 
     async def _read(self, query: str, token: bytes, limit: int) -> RowsPage:
         client = await self._connect()

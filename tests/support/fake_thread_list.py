@@ -54,6 +54,8 @@ def row(number: int, now_ms: int) -> ThreadRow:
         asked_ms=now_ms - number * 30_000 if status == Status.APPROVAL else None,
         last_resume_ms=card.resume_ms,
         card=card,
+        labels=("team=payments", "urgent")[: number % 3],
+        active_ms=now_ms - number * 45_000,
     )
 
 

@@ -30,6 +30,7 @@ from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
 _CARD = TypeAdapter(ThreadCard)
 _STARTS_WITH = re.compile(r"(\w+) STARTS_WITH ('(?:[^']|'')*')")
+_HAS_LABEL = re.compile(r"EverlongLabels = ('(?:[^']|'')*')")
 _COLUMNS = "WorkflowId, RunId, WorkflowType, ExecutionStatus, StartTime, CloseTime, EverlongStatus"
 
 
@@ -48,6 +49,8 @@ class Thread:
     pending: int = 0
     reason: str = ""
     kind: str = AGENT_WORKFLOW
+    labels: tuple[str, ...] = ()
+    active_ms: int = 1
 
 
 class FakeVisibility:
@@ -61,7 +64,10 @@ class FakeVisibility:
         self._has_attributes = has_attributes
         self._db = sqlite3.connect(":memory:")
         self._db.create_function("starts_with", 2, str.startswith, deterministic=True)
-        self._db.execute(f"CREATE TABLE executions ({_COLUMNS}, EverlongAgent, rest)")
+        self._db.create_function("has_label", 2, _has_label, deterministic=True)
+        self._db.execute(
+            f"CREATE TABLE executions ({_COLUMNS}, EverlongAgent, EverlongLabels, rest)"
+        )
         self.add(threads)
         self.workflow_service = types.SimpleNamespace(
             list_workflow_executions=self._list, count_workflow_executions=self._count
@@ -74,7 +80,7 @@ class FakeVisibility:
 
     def add(self, threads: Iterable[Thread]) -> None:
         self._db.executemany(
-            "INSERT INTO executions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO executions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 (
                     each.thread_id,
@@ -85,7 +91,8 @@ class FakeVisibility:
                     each.closed_ms,
                     each.status,
                     each.agent,
-                    json.dumps([each.stored_bytes, each.pending, each.reason]),
+                    json.dumps(each.labels),
+                    json.dumps([each.stored_bytes, each.pending, each.reason, each.active_ms]),
                 )
                 for each in threads
             ),
@@ -143,6 +150,7 @@ class FakeVisibility:
         if "Everlong" in query and not self._has_attributes:
             raise RPCError("no such search attribute", RPCStatusCode.INVALID_ARGUMENT, b"")
         where = _STARTS_WITH.sub(r"starts_with(\1, \2)", query)
+        where = _HAS_LABEL.sub(r"has_label(EverlongLabels, \1)", where)
         return self._db.execute(f"SELECT {what} FROM executions WHERE {where} {rest}").fetchall()
 
     def _called(self, name: str) -> None:
@@ -151,9 +159,13 @@ class FakeVisibility:
             raise RPCError("the server is away", RPCStatusCode.UNAVAILABLE, b"")
 
 
+def _has_label(labels: str, label: str) -> bool:
+    return label in json.loads(labels)
+
+
 def _info(found: tuple) -> WorkflowExecutionInfo:  # type: ignore[type-arg]
-    thread_id, run_id, _, execution, started_ms, closed_ms, status, agent, rest = found
-    stored_bytes, pending, reason = json.loads(rest)
+    thread_id, run_id, _, execution, started_ms, closed_ms, status, agent, labels, rest = found
+    stored_bytes, pending, reason, active_ms = json.loads(rest)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", execution).upper()
     info = WorkflowExecutionInfo(
         status=WorkflowExecutionStatus.Value(f"WORKFLOW_EXECUTION_STATUS_{name}")
@@ -167,10 +179,11 @@ def _info(found: tuple) -> WorkflowExecutionInfo:  # type: ignore[type-arg]
         "EverlongAgent": agent,
         "EverlongReason": reason,
         "EverlongPendingApprovals": pending,
+        "EverlongLabels": json.loads(labels) or None,
     }
     for key, value in attributes.items():
         if value is not None:
             info.search_attributes.indexed_fields[key].data = json.dumps(value).encode()
-    card = ThreadCard(ms=1, steps=7, stored_bytes=stored_bytes, read_bytes=3 * stored_bytes)
+    card = ThreadCard(ms=active_ms, steps=7, stored_bytes=stored_bytes, read_bytes=3 * stored_bytes)
     info.memo.fields[CARD_MEMO].data = _CARD.dump_json(card)
     return info

@@ -17,8 +17,8 @@ from everlong.cli.app import COMMANDS, execute, load_command
 from everlong.cli.approvals import choose_only
 from everlong.cli.control import format_policy, parse_changes
 from everlong.cli.options import resolve_name
-from everlong.cli.output import build_status_table, format_arguments, print_lines
-from everlong.cli.threads import SORT_KEYS, STATUSES
+from everlong.cli.output import THREAD_COLUMNS, build_status_table, format_arguments, print_lines
+from everlong.cli.threads import COLUMNS, SORT_KEYS, STATUSES
 from everlong.client.lookup import ThreadSize
 from everlong.client.thread_list import Sort
 from everlong.errors import ConfigError, DecisionRefused
@@ -269,7 +269,7 @@ USAGE_ERRORS = [
     (
         ["threads", "--sort", "step"],
         "--sort cannot be 'step'. Did you mean steps? Use started, id, agent, status, stored, growth, "
-        "steps, resume, lag or pending.",
+        "steps, resume, lag, pending, tokens, cost, active or attention.",
     ),
     (
         ["archive", "ops-7", "--then", "clos"],
@@ -295,6 +295,7 @@ def test_a_usage_error_says_what_to_type(
 def test_the_sort_keys_of_the_help_are_those_of_the_list() -> None:
     assert {*SORT_KEYS, *(f"-{each}" for each in SORT_KEYS)} == set(get_args(Sort))
     assert {*STATUSES} == {*Status}
+    assert COLUMNS == THREAD_COLUMNS
 
 
 def test_an_approval_without_an_id_is_the_only_one_that_waits() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from everlong.admin.web.pages import charts, filters
 from everlong.admin.web.pages.layout import make_environment
-from everlong.admin.web.pages.threads import ListQuery, build_heads, parse_list_query
+from everlong.admin.web.pages.threads import COLUMNS, ListQuery, build_heads, parse_list_query
 
 
 @given(st.floats(min_value=0, max_value=1e15), st.booleans())
@@ -90,22 +91,38 @@ def test_a_login_redirects_to_no_other_server(wanted: str) -> None:
     assert filters.check_local_path("/fleet?x=1") == "/fleet?x=1"
 
 
-@given(st.dictionaries(st.sampled_from(["text", "status", "agent", "sort", "offset"]), st.text()))
+FIELDS = ["text", "status", "agent", "label", "age", "sort", "columns", "offset", "cursor"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), st.text(max_size=30)))
 def test_any_query_string_gives_a_list(given_: dict[str, str]) -> None:
     asked = parse_list_query(given_)
     assert 0 <= asked.offset < 10_000_000
     assert asked.url().startswith("/")
-    assert len(build_heads(asked)) == 11
-    # The list always says what it is sorted by.
-    assert len([head for head in build_heads(asked) if head.order]) == 1
+    assert [head.label for head in build_heads(asked, "-started")][:2] == ["Thread", "Status"]
+    # What a URL says is read from it again, whatever it is.
+    url = asked.url(cursor=asked.cursor)
+    parts = dict(parse_qsl(url.partition("?")[2], errors="surrogatepass"))
+    again = parse_list_query(parts)
+    assert again.url(cursor=again.cursor) == url
 
 
 def test_a_second_click_on_a_column_reverses_the_order() -> None:
-    asked = ListQuery("", "", "", "-stored", 50)
-    [stored] = [head for head in build_heads(asked) if head.label == "Stored"]
+    asked = ListQuery(sort="-stored", offset=50)
+    [stored] = [head for head in build_heads(asked, "-stored") if head.label == "Stored"]
     assert (stored.order, stored.url) == ("descending", "/?sort=stored")
-    [steps] = [head for head in build_heads(asked) if head.label == "Steps"]
+    [steps] = [head for head in build_heads(asked, "-stored") if head.label == "Steps"]
     assert (steps.order, steps.url) == ("", "/?sort=-steps")
+
+
+def test_chosen_columns_are_in_the_url_and_unknown_ones_are_not() -> None:
+    asked = parse_list_query({"columns": "cost,no-such,tokens"})
+    assert [each.name for each in asked.shown] == ["id", "status", "tokens", "cost"]
+    assert asked.url(sort="-cost") == "/?sort=-cost&columns=tokens,cost"
+    default = [each.name for each in COLUMNS if each.is_default and not each.is_fixed]
+    assert parse_list_query({"columns": ",".join(default)}).url() == "/"
+    assert parse_list_query({"columns": "no-such"}).columns == ""
+    assert len(parse_list_query({"columns": "none"}).shown) == 2
 
 
 def test_all_shown_text_is_escaped() -> None:

@@ -93,6 +93,58 @@ async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
     assert page.agents == ("billing", "ops")
 
 
+async def test_what_needs_a_person_is_first_and_then_the_last_active(seen: Visibility) -> None:
+    asked = {"status": Status.APPROVAL, "pending": 1}
+    seen.pages = [
+        [
+            row("idle", status=Status.WAITING, active_ms=10),
+            row("busy", active_ms=90),
+            row("retried", status=Status.RETRYING, active_ms=5),
+            row("failed", status=Status.FAILED, active_ms=5),
+            row("paused", status=Status.PAUSED, active_ms=5),
+            row("paused-asks", status=Status.PAUSED, pending=1, asked_ms=30),
+            row("held", status=Status.HELD, active_ms=5),
+            row("asks-late", **asked, asked_ms=40, active_ms=99),
+            row("asks-early", **asked, asked_ms=20, active_ms=1),
+            row("ended", status=Status.DONE, closed_ms=95, active_ms=95),
+        ]
+    ]
+    listed = thread_list()
+    await listed.read()
+    page = await listed.page(sort="")
+    assert page.sort == "attention"
+    assert [each.thread_id for each in page.rows] == [
+        *("asks-early", "paused-asks", "asks-late", "held", "paused", "failed", "retried"),
+        *("ended", "busy", "idle"),
+    ]
+
+
+async def test_labels_and_the_last_activity_filter_a_list(seen: Visibility) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    seen.pages = [
+        [
+            row("a", labels=("team=payments", "urgent"), active_ms=now_ms),
+            row("b", labels=("urgent",), active_ms=now_ms - 8 * 86_400_000),
+            row("c", active_ms=now_ms - 3_700_000),
+        ]
+    ]
+    listed = thread_list()
+    await listed.read()
+
+    async def ids(label: str = "", age: str = "") -> list[str]:
+        page = await listed.page(sort="id", label=label, age=age)
+        return [each.thread_id for each in page.rows]
+
+    assert await ids(label="urgent") == ["a", "b"]
+    assert await ids(label="team") == []
+    assert await ids(age="1h") == ["a"]
+    assert await ids(age="7d") == ["a", "c"]
+    assert await ids(age="idle-7d", label="urgent") == ["b"]
+    page = await listed.page()
+    assert page.labels == ("urgent", "team=payments")
+    assert (await listed.page(age="7d")).version != page.version
+
+
 async def test_the_version_changes_only_with_a_row(seen: Visibility) -> None:
     seen.pages = [[row("a")], [row("a")], [row("a", stored_bytes=1)]]
     listed = thread_list()

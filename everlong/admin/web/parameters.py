@@ -21,6 +21,8 @@ BY_QUERY: Final = "-"
 """Placeholder in a path. The query parameter `id` then names the thread."""
 RUN_ID: Final = r"^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$"
 """A run id, or an empty string."""
+AGE: Final = r"^((idle-)?[0-9]{1,4}[mhd])?$"
+"""A bound of the last activity, or an empty string."""
 
 
 def check_id(text: str) -> str:

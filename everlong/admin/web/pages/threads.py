@@ -1,4 +1,7 @@
-"""The list of threads: sorted, filtered, searched and paged; and its table alone, for live updates."""
+"""The list of threads: sorted, filtered and paged, with chosen columns; its table for live updates.
+
+The URL holds all that a viewer has chosen, so that every list can be shared as a link.
+"""
 
 import dataclasses
 import re
@@ -14,65 +17,131 @@ from everlong.admin.web.pages.layout import (
     make_etag,
     respond_with_etag,
 )
+from everlong.admin.web.parameters import AGE
 from everlong.client.thread_list import (
     CURSOR_CHARS_MAX,
     Sort,
     ThreadPage,
     parse_cursor,
 )
+from everlong.client.visibility import NEEDS_PERSON
 from everlong.errors import ConfigError
+from everlong.models.labels import LABEL_CHARS_MAX
 
 PAGE_ROWS: Final = 50
 _SORTS: Final = frozenset(get_args(Sort))
-_DEFAULT_SORT: Final = "-started"
 _CHARS_MAX: Final = 200
 _OFFSET: Final = re.compile(r"[0-9]{1,7}")
-_HEADS: Final = (
-    ("Thread", "c-id", "id"),
-    ("Status", "c-status", "status"),
-    ("Operational", "c-size num", ""),
-    ("Context", "c-size num", ""),
-    ("Stored", "c-size num", "stored"),
-    ("Growth", "c-growth num", "growth"),
-    ("Steps", "c-steps num", "steps"),
-    ("Last resume", "c-resume num", "resume"),
-    ("Compaction lag", "c-lag num", "lag"),
-    ("Approvals", "c-pending num", "pending"),
-    ("Run began", "c-began num", "started"),
+_AGES: Final[Mapping[str, str]] = {
+    "": "Any age",
+    "1h": "Active in the last hour",
+    "1d": "Active in the last day",
+    "7d": "Active in the last 7 days",
+    "idle-1d": "Not active for a day",
+    "idle-7d": "Not active for 7 days",
+    "idle-30d": "Not active for 30 days",
+}
+"""Choices of the filter by last activity. The URL takes any other number too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table."""
+
+    name: str
+    label: str
+    css: str
+    sort: str = ""
+    """What a click on its head sorts by; empty if it cannot."""
+    is_default: bool = True
+    is_fixed: bool = False
+    """Whether the column is always shown."""
+
+
+COLUMNS: Final = (
+    Column("id", "Thread", "c-id", "id", is_fixed=True),
+    Column("status", "Status", "c-status", "status", is_fixed=True),
+    Column("operational", "Operational", "c-size num", is_default=False),
+    Column("context", "Context", "c-size num"),
+    Column("stored", "Stored", "c-size num", "stored"),
+    Column("growth", "Growth", "c-growth num", "growth"),
+    Column("steps", "Steps", "c-steps num", "steps"),
+    Column("tokens", "Tokens", "c-tokens num", "tokens"),
+    Column("cost", "Cost", "c-cost num", "cost"),
+    Column("resume", "Last resume", "c-resume num", "resume", is_default=False),
+    Column("lag", "Compaction lag", "c-lag num", "lag", is_default=False),
+    Column("pending", "Approvals", "c-pending num", "pending"),
+    Column("active", "Last active", "c-active num", "active"),
+    Column("started", "Run began", "c-began num", "started", is_default=False),
 )
+"""All columns, in the order in which they are shown."""
+CHOSEN_COLUMNS: Final = tuple(each for each in COLUMNS if not each.is_fixed)
+_DEFAULT_COLUMNS: Final = ",".join(each.name for each in CHOSEN_COLUMNS if each.is_default)
+_NO_COLUMNS: Final = "none"
+# Figures sort by the largest first, names by the alphabet.
+_RISING: Final = frozenset({"id", "status"})
 
 
 @dataclasses.dataclass(frozen=True)
 class ListQuery:
-    """Filters, order and position of a list of threads."""
+    """Filters, order, columns and position of a list of threads."""
 
-    text: str
-    status: str
-    agent: str
-    sort: str
-    offset: int
+    text: str = ""
+    status: str = ""
+    agent: str = ""
+    label: str = ""
+    age: str = ""
+    sort: str = ""
+    """Empty for the default: what needs a person first; in a large fleet, the newest first."""
+    columns: str = ""
+    """Names of the chosen columns; empty for the default ones."""
+    offset: int = 0
     cursor: str = ""
     """Position in a list that the Temporal server pages. Such a list has no offsets."""
 
     def url(self, base: str = "/", **changes: Any) -> str:
         """Return the URL of this list, with changes."""
         wanted = dataclasses.asdict(dataclasses.replace(self, **{"cursor": "", **changes}))
-        defaults = dict.fromkeys(wanted, "") | {"sort": _DEFAULT_SORT, "offset": 0}
-        given = {name: value for name, value in wanted.items() if value != defaults[name]}
-        return f"{base}?{urlencode(given, errors='replace')}" if given else base
+        given = {name: value for name, value in wanted.items() if value}
+        return f"{base}?{urlencode(given, errors='replace', safe=',')}" if given else base
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the list is only of some threads."""
+        return bool(self.text or self.status or self.agent or self.label or self.age)
+
+    @property
+    def shown(self) -> tuple[Column, ...]:
+        """The columns of the table."""
+        names = (self.columns or _DEFAULT_COLUMNS).split(",")
+        return tuple(each for each in COLUMNS if each.is_fixed or each.name in names)
 
 
 def parse_list_query(given: Mapping[str, str]) -> ListQuery:
     """Parse the query of a URL. Invalid values become defaults, so every URL shows a list."""
-    sort, offset = given.get("sort", ""), given.get("offset", "")
+    sort, offset, age = given.get("sort", ""), given.get("offset", ""), given.get("age", "")
     return ListQuery(
         text=given.get("text", "").strip()[:_CHARS_MAX],
         status=given.get("status", "")[:_CHARS_MAX],
         agent=given.get("agent", "")[:_CHARS_MAX],
-        sort=sort if sort in _SORTS else _DEFAULT_SORT,
+        label=given.get("label", "").strip()[:LABEL_CHARS_MAX],
+        age=age if re.fullmatch(AGE, age) else "",
+        sort=sort if sort in _SORTS else "",
+        columns=_parse_columns(given.get("columns", "")),
         offset=int(offset) if _OFFSET.fullmatch(offset) else 0,
         cursor=_check_cursor(given.get("cursor", "")),
     )
+
+
+def _parse_columns(text: str) -> str:
+    """Return the names of known columns in their order; empty for the default ones."""
+    if not text:
+        return ""
+    names = text[:_CHARS_MAX].split(",")
+    known = ",".join(each.name for each in CHOSEN_COLUMNS if each.name in names)
+    if not known and _NO_COLUMNS not in names:
+        return ""
+    return "" if known == _DEFAULT_COLUMNS else known or _NO_COLUMNS
 
 
 def _check_cursor(text: str) -> str:
@@ -95,18 +164,17 @@ class Head:
     order: str
 
 
-def build_heads(query: ListQuery) -> list[Head]:
-    """Return the heads of the table. A second click on one reverses the order."""
+def build_heads(query: ListQuery, sort: str) -> list[Head]:
+    """Return the heads of a table that is sorted so. A second click on one reverses the order."""
     found = []
-    for label, css, name in _HEADS:
+    for column in query.shown:
         order, url = "", ""
-        if name:
-            falling, rising = f"-{name}", name
-            order = {falling: "descending", rising: "ascending"}.get(query.sort, "")
-            # Names sort ascending first, figures descending.
-            first, second = (rising, falling) if name in ("id", "status") else (falling, rising)
-            url = query.url(sort=second if query.sort == first else first, offset=0)
-        found.append(Head(label, css, url, order))
+        if column.sort:
+            falling, rising = f"-{column.sort}", column.sort
+            order = {falling: "descending", rising: "ascending"}.get(sort, "")
+            first, second = (rising, falling) if column.sort in _RISING else (falling, rising)
+            url = query.url(sort=second if sort == first else first, offset=0)
+        found.append(Head(column.label, column.css, url, order))
     return found
 
 
@@ -121,10 +189,12 @@ def create_router(layout: Layout) -> APIRouter:
                 query.text,
                 query.status,
                 query.agent,
-                query.sort,  # type: ignore[arg-type] # one of Sort, by parse_list_query
+                query.sort,  # type: ignore[arg-type] # empty or one of Sort, by parse_list_query
                 query.offset,
                 PAGE_ROWS,
                 query.cursor,
+                query.label,
+                query.age,
             )
         except ConfigError:  # The server rejects the cursor: it belongs to another list.
             return await read_page(dataclasses.replace(query, cursor=""))
@@ -136,7 +206,10 @@ def create_router(layout: Layout) -> APIRouter:
         return {
             "query": query,
             "found": found,
-            "heads": build_heads(query),
+            "heads": build_heads(query, found.sort),
+            "shown": [column.name for column in query.shown],
+            "statuses_first": _list_needed(query, found),
+            "is_large": found.source != "memory",
             # A list of the server has no way back but the browser's button.
             "first_url": query.url(offset=0) if on_server and found.offset else "",
             "earlier_url": query.url(offset=earlier) if found.offset and not on_server else "",
@@ -146,14 +219,16 @@ def create_router(layout: Layout) -> APIRouter:
 
     @router.get("/")
     async def threads(request: Request) -> Response:
-        query = parse_list_query(request.query_params)
+        query = _parse_request(request)
         found = await read_page(query)
         values = await layout.build_values(request, "threads")
         values |= build_table_values(query, found)
         values |= {
             "statuses": sorted(_list_choices(query.status, found.by_status, found).items()),
             "agents": sorted(_list_choices(query.agent, dict.fromkeys(found.agents, 0), found)),
-            "default_sort": _DEFAULT_SORT,
+            "ages": {**_AGES, query.age: _AGES.get(query.age, query.age)},
+            "choices": CHOSEN_COLUMNS,
+            "no_columns": _NO_COLUMNS,
             "live_url": query.url("/fragments/threads", cursor=query.cursor),
             "etag": _make_list_etag(query, found),
         }
@@ -161,7 +236,7 @@ def create_router(layout: Layout) -> APIRouter:
 
     @router.get("/fragments/threads")
     async def table(request: Request) -> Response:
-        query = parse_list_query(request.query_params)
+        query = _parse_request(request)
         found = await read_page(query)
         etag = _make_list_etag(query, found)
         if is_current(request, etag):  # Skip the rendering.
@@ -170,6 +245,21 @@ def create_router(layout: Layout) -> APIRouter:
         return respond_with_etag(request, etag, text)
 
     return router
+
+
+def _parse_request(request: Request) -> ListQuery:
+    """Parse the query of a request. A form without scripts repeats the field of each chosen column."""
+    given = request.query_params
+    return parse_list_query({**given, "columns": ",".join(given.getlist("columns"))})
+
+
+def _list_needed(query: ListQuery, found: ThreadPage) -> list[tuple[str, int, str]]:
+    """Return the statuses that need a person: the word, the count, and the URL of their list."""
+    return [
+        (status.value, count, query.url(status=status.value, sort="", offset=0))
+        for status in NEEDS_PERSON
+        if (count := found.by_status.get(status.value, 0))
+    ]
 
 
 def _list_choices(query: str, known: Mapping[str, int], found: ThreadPage) -> dict[str, int]:
@@ -188,4 +278,4 @@ def _build_later_url(query: ListQuery, found: ThreadPage, later: int) -> str:
 
 
 def _make_list_etag(query: ListQuery, found: ThreadPage) -> str:
-    return make_etag(query, found.version)
+    return make_etag(query, found.sort, found.version)

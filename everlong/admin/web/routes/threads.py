@@ -12,6 +12,7 @@ from everlong.admin.series import Series, load_series
 from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
+    AGE,
     RUN_ID,
     By,
     LabelTexts,
@@ -27,6 +28,7 @@ from everlong.client.thread_list import (
     Sort,
     ThreadPage,
 )
+from everlong.models.labels import LABEL_CHARS_MAX
 
 _OFFSET_MAX = 1_000_000
 
@@ -68,13 +70,17 @@ def create_threads_router(context: AppContext) -> APIRouter:
         text: Annotated[str, Query(max_length=TEXT_CHARS_MAX)] = "",
         status: Annotated[str, Query(max_length=64)] = "",
         agent: Annotated[str, Query(max_length=64)] = "",
+        label: Annotated[str, Query(max_length=LABEL_CHARS_MAX)] = "",
+        age: Annotated[str, Query(pattern=AGE)] = "",
         sort: Sort = "-started",
         offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX)] = 0,
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX)] = 50,
         cursor: Annotated[str, Query(max_length=CURSOR_CHARS_MAX)] = "",
         if_none_match: Annotated[str, Header()] = "",
     ) -> ThreadPage | Response:
-        page = await context.thread_list.page(text, status, agent, sort, offset, limit, cursor)
+        page = await context.thread_list.page(
+            text, status, agent, sort, offset, limit, cursor, label, age
+        )
         etag = f'"{page.version}"'
         if etag in if_none_match:
             return Response(status_code=304, headers={"etag": etag})

@@ -9,6 +9,7 @@ import { startQuery } from "./query.js";
 import { startSweep } from "./sweep.js";
 import { startTheme } from "./theme_toggle.js";
 import { localise } from "./times.js";
+import { startViews } from "./views.js";
 
 const FILTERED = "everlong-filtered";
 
@@ -22,6 +23,7 @@ startPast();
 startQuery();
 startLazy();
 startSweep();
+startViews();
 
 // Results have a URL to share, so empty fields stay out of it.
 for (const form of document.querySelectorAll("form[data-filters]")) {
