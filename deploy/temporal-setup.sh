@@ -38,14 +38,17 @@ ensure_search_attributes() {
         --name EverlongLastResumeMs --type Double
 }
 
-# Optional: without it threads take no labels.
-ensure_labels() {
+# Optional: without the first, threads take no labels; without the second, forks are not listed.
+ensure_optional() {
     temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
         --name EverlongLabels --type KeywordList ||
         echo "EverlongLabels was not created: threads take no labels" >&2
+    temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
+        --name EverlongForkOf --type Keyword ||
+        echo "EverlongForkOf was not created: the forks of a thread are not listed" >&2
 }
 
 retry temporal operator cluster health
 retry ensure_namespace
 retry ensure_search_attributes
-ensure_labels
+ensure_optional

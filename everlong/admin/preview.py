@@ -6,8 +6,10 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from temporalio.client import Client
 
+from everlong import limits
 from everlong.archive import manifest as manifests
 from everlong.client.archives import ArchivePlan, Then, plan_archive
+from everlong.client.fork import find_message
 from everlong.client.lookup import ThreadLookup, look_up
 from everlong.client.status import list_pending
 from everlong.client.time_travel import Timeline, open_archive
@@ -23,6 +25,7 @@ Action: TypeAlias = Literal[
     "archive",
     "revive",
     "fork",
+    "rerun",
     "pause",
     "unpause",
     "stop",
@@ -33,6 +36,8 @@ ACTIONS: Final[tuple[str, ...]] = get_args(Action)
 # Archive size as a share of the stored bytes (`make bench-archive`), plus a file's fixed cost.
 _ARCHIVE_SHARE: Final = 0.7
 _ARCHIVE_BYTES_MIN: Final = 4096
+# More than a person edits in a dialog.
+_TEXT_BYTES_MAX: Final = 32 * limits.KIB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,8 @@ class Preview:
     confirm: str = ""
     """Text to type as confirmation; empty if none is needed."""
     warnings: tuple[str, ...] = ()
+    text: str = ""
+    """The message that a rerun changes, up to 32 KiB; empty for other actions and longer messages."""
 
 
 async def preview_action(
@@ -65,6 +72,8 @@ async def preview_action(
         return await _preview_compact(client, packs, found)
     if action == "fork":
         return await _preview_fork(client, packs, found, given)
+    if action == "rerun":
+        return await _preview_rerun(client, packs, found, given)
     if action == "limits":
         return _preview_limits(found, given)
     if action == "archive":
@@ -126,6 +135,38 @@ async def _preview_fork(
         # Its own head and a copy of the snapshot.
         after_bytes=found.row.stored_bytes + len(scene.snapshot_data),
     )
+
+
+async def _preview_rerun(
+    client: Client, packs: PackStore, found: ThreadLookup, given: Mapping[str, Any]
+) -> Preview:
+    past = await Timeline.open(client, packs, found.thread_id)
+    seq = _parse_seq(given, found.last_seq)
+    message = await find_message(past, seq)
+    before = message.seq - 1
+    context_bytes = (await past.load_scene(before)).context_bytes if before else 0
+    sentence = (
+        f"A new thread starts from the state before message {message.seq}: its model reads "
+        f"{format_bytes(context_bytes)} of context, and answers the changed message at once. This "
+        "thread does not change."
+    )
+    warnings = []
+    calls = (await past.load_totals(found.last_seq)).tool_calls
+    if before:
+        calls -= (await past.load_totals(before)).tool_calls
+    if calls:
+        warnings.append(
+            f"{format_count(calls, 'tool call')} ran after that message. The fork does not undo what "
+            "they did."
+        )
+    text = ""
+    whole_bytes = message.size_bytes if message.original is None else message.original.size_bytes
+    if whole_bytes > _TEXT_BYTES_MAX:
+        warnings.append("The message is too long to be shown here. Write the whole new message.")
+    else:
+        [found_message] = await past.journal.messages([message])
+        text = found_message.text
+    return Preview(action="rerun", sentence=sentence, warnings=tuple(warnings), text=text)
 
 
 def _preview_limits(found: ThreadLookup, given: Mapping[str, Any]) -> Preview:

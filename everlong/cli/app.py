@@ -65,6 +65,10 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "PAST AND STORAGE": {
         "diff": ("time_travel", "Show what changed in a thread from one entry to a later one."),
         "fork": ("time_travel", "Start a new thread from another thread's state after an entry."),
+        "rerun": (
+            "time_travel",
+            "Undo a misstep: change a message, and run again from there in a fork.",
+        ),
         "archive": (
             "archives",
             "Write a thread's journal to one Parquet file, and verify it.",

@@ -20,7 +20,7 @@ from everlong.doctor.checks import run_checks
 from everlong.doctor.findings import Finding
 from everlong.doctor.remaining_payloads import DrainReport, HoldingCount, count_holdings
 from everlong.errors import EverlongError, ServerUnreachable
-from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import OPTIONAL_ATTRIBUTES, SEARCH_ATTRIBUTES
 from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
 
@@ -65,7 +65,7 @@ def doctor(as_json: Json = False) -> None:
 _SETUP_WORDS: Final = {
     "added": "added",
     "present": "exists",
-    "refused": "refused by the server: threads take no labels",
+    "refused": "refused by the server",
 }
 
 
@@ -81,7 +81,8 @@ async def _setup(settings: Settings, as_json: bool) -> None:
         )
         return
     for name, status in done.items():
-        print_lines([f"{name:<27} {SEARCH_ATTRIBUTES[name]:<11} {_SETUP_WORDS[status]}"])
+        lost = f": {OPTIONAL_ATTRIBUTES[name]}" if status == "refused" else ""
+        print_lines([f"{name:<27} {SEARCH_ATTRIBUTES[name]:<11} {_SETUP_WORDS[status]}{lost}"])
     if "added" in done.values():
         print_lines(["Running workers notice within a minute. They need no restart."])
 

@@ -9,7 +9,7 @@ import dataclasses
 import datetime
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -31,6 +31,7 @@ from everlong.models.thread_ids import show_id
 if TYPE_CHECKING:
     from everlong.admin.fleet import FleetView, StoreHealth
     from everlong.archive import Manifest
+    from everlong.client.fork_links import ForkLinks
     from everlong.client.lookup import ThreadSize
     from everlong.client.thread_list import ThreadPage
     from everlong.client.visibility import ThreadRow
@@ -84,7 +85,11 @@ def format_time(time_ms: int) -> str:
 
 
 def build_status_table(
-    thread_id: str, status: ThreadStatus, size: ThreadSize, approvals: Sequence[Approval]
+    thread_id: str,
+    status: ThreadStatus,
+    size: ThreadSize,
+    approvals: Sequence[Approval],
+    links: ForkLinks,
 ) -> Table:
     """Return the table of `everlong show`."""
     counters = status.counters
@@ -108,11 +113,30 @@ def build_status_table(
         ("history", _format_history(size)),
         ("blobs", f"{format_bytes(size.blob_bytes)} in {size.blobs} objects"),
         ("last failure", status.last_failure),
+        ("forked from", _format_origin(links)),
+        ("forks", "\n".join(_format_forks(links))),
     ]
     for name, text in rows:
         if text:
             view.add_row(name, escape(sanitise(text)))
     return view
+
+
+def _format_origin(links: ForkLinks) -> str:
+    if links.origin is None:
+        return ""
+    after = f" after entry {links.origin.seq}" if links.origin.seq else ", before its first message"
+    return f"{show_id(links.origin.thread_id)}{after}"
+
+
+def _format_forks(links: ForkLinks) -> Iterator[str]:
+    for fork in links.forks:
+        after = f"after entry {fork.seq}" if fork.seq else "from its beginning"
+        yield f"{show_id(fork.thread_id)} {after} ({fork.status})"
+    if links.has_more:
+        yield f"and more than these {len(links.forks)}"
+    if links.problem:
+        yield links.problem
 
 
 def build_archive_table(

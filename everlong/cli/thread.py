@@ -230,11 +230,12 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
             print_table(build_archive_table(past.archive, status, past.passed_over))
         return
     approvals = await thread.approvals() if status.pending else []
-    size = await thread.size()
+    size, links = await asyncio.gather(thread.size(), thread.fork_links())
     if as_json:
-        print_json(dataclasses.asdict(status) | {"size": size, "approvals": approvals})
+        found = {"size": size, "approvals": approvals, "links": links}
+        print_json(dataclasses.asdict(status) | found)
     else:
-        print_table(build_status_table(thread_id, status, size, approvals))
+        print_table(build_status_table(thread_id, status, size, approvals, links))
 
 
 async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) -> None:

@@ -1,13 +1,14 @@
-"""Commands for time travel: the difference between two entries of a thread, and forks."""
+"""Commands for time travel: the difference between two entries of a thread, forks and reruns."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from everlong.cli.help import Commands
-from everlong.cli.options import Agent, By, Json, NewThreadId, ThreadId, resolve_name
+from everlong.cli.options import Agent, By, Json, NewThreadId, Reason, ThreadId, resolve_name
 from everlong.cli.output import (
     format_approval,
     format_fact,
@@ -15,12 +16,12 @@ from everlong.cli.output import (
     print_json,
     print_lines,
 )
-from everlong.cli.values import whole_number
+from everlong.cli.values import duration, whole_number
 from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import ThreadDiff
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import find_command, out
+from everlong.console import err, find_command, out, sanitise
 from everlong.format import format_bytes, shorten_line, summarise_message, summarise_note
 from everlong.models import Kind
 from everlong.models.thread_ids import quote_id, show_id
@@ -69,6 +70,83 @@ def fork(
 
     """
     asyncio.run(_fork(load_settings(), thread_id, seq, new_id, agent, resolve_name(by), as_json))
+
+
+@commands.command()
+def rerun(
+    thread_id: ThreadId,
+    seq: Seq,
+    text: Annotated[
+        str,
+        typer.Argument(metavar="TEXT", help="The changed message; - reads it from standard input."),
+    ],
+    new_id: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="NEW_THREAD",
+            help="The id of the fork; by default one like ops-7-rerun-12.",
+        ),
+    ] = "",
+    by: By = "",
+    reason: Reason = "",
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return once the fork has started.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="DURATION",
+            parser=duration("--timeout"),
+            help="How long to wait for the answer, as in 90s or 5m.",
+        ),
+    ] = 300,
+) -> None:
+    """Undo a misstep: change a message, and run again from there in a fork.
+
+    ENTRY is the message, or any entry of the turn that answers it. The fork begins before the message
+    and works on the changed one. The other thread is unchanged, and what its tools did is not undone.
+
+    Examples:
+        everlong rerun ops-7 12 'Restart the staging cluster, not production'
+        everlong rerun ops-7 12 - --as ops-7-again --no-wait < message.txt
+
+    """
+    if text == "-":
+        text = sys.stdin.buffer.read().decode(errors="replace")
+    change = _Change(seq, text, new_id, resolve_name(by), reason)
+    asyncio.run(_rerun(load_settings(), thread_id, change, 0.0 if no_wait else timeout))
+
+
+class _Change(NamedTuple):
+    """Arguments of `ThreadHandle.rerun`."""
+
+    seq: int
+    text: str
+    new_id: str
+    by: str
+    reason: str
+
+
+async def _rerun(settings: Settings, thread_id: str, change: _Change, seconds_max: float) -> None:
+    thread = ThreadHandle(
+        await connect(settings),
+        thread_id,
+        packs=open_configured_packs(settings),
+        task_queue=settings.task_queue,
+    )
+    forked = await thread.rerun(
+        change.seq, change.text, change.new_id, by=change.by, reason=change.reason
+    )
+    err.print(
+        f"thread {show_id(forked.id)} begins before that message of {show_id(thread_id)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if seconds_max and forked.start is not None:
+        number = forked.start.state.counters.messages
+        answer = await forked.wait(number, seconds_max=seconds_max)
+        out.print(sanitise(answer), markup=False, soft_wrap=True)
 
 
 async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_json: bool) -> None:

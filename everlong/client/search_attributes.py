@@ -36,8 +36,8 @@ RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 300.0
 # After the answer that some are missing: 60 calls an hour, for a worker.
 MISSING_SECONDS: Final = 60.0
-# After the answer that labels are not there: a person has just been told to run `everlong setup`.
-LABELS_SECONDS: Final = 5.0
+# After the answer that an optional one is missing: a person has just been told to run `everlong setup`.
+OPTIONAL_SECONDS: Final = 5.0
 
 
 class AttributeWatch:
@@ -111,21 +111,21 @@ async def has_attributes(client: Client) -> bool:
     return known.found
 
 
-async def has_labels(client: Client) -> bool:
-    """Whether the client's namespace has the attribute of labels. A yes is kept for the client."""
+async def has_optional(client: Client, name: str) -> bool:
+    """Whether the client's namespace has one of `OPTIONAL_ATTRIBUTES`. A yes is kept for the client."""
     known = _known.setdefault(client, _Known())
-    if known.has_labels:
+    if name in known.optional:
         return True
     async with known.lock:
-        if time.monotonic() >= known.asks_labels_at:
-            known.has_labels = await _accepts_labels(client)
-            known.asks_labels_at = time.monotonic() + LABELS_SECONDS
-    return known.has_labels
+        if time.monotonic() >= known.asks_optional_at:
+            known.optional = await _list_optional(client)
+            known.asks_optional_at = time.monotonic() + OPTIONAL_SECONDS
+    return name in known.optional
 
 
 async def require_labels(client: Client) -> None:
     """Raise `SetupRefused` if the namespace has no labels: a thread that wrote one would be stuck."""
-    if not await has_labels(client):
+    if not await has_optional(client, LABELS.name):
         raise SetupRefused(
             f"threads of the namespace {client.namespace!r} have no labels: it lacks the search "
             f"attribute {LABELS.name} of type KeywordList, or does not say that it has it. Add it with: "
@@ -133,13 +133,15 @@ async def require_labels(client: Client) -> None:
         )
 
 
-async def _accepts_labels(client: Client) -> bool:
+async def _list_optional(client: Client) -> frozenset[str]:
     try:
         listed = await _read_attributes(client)
     except (RPCError, RuntimeError):
         _LOG.debug("the server did not list its search attributes", exc_info=True)
-        return False
-    return listed.get(LABELS.name) == SEARCH_ATTRIBUTES[LABELS.name]
+        return frozenset()
+    return frozenset(
+        name for name in OPTIONAL_ATTRIBUTES if listed.get(name) == SEARCH_ATTRIBUTES[name]
+    )
 
 
 @dataclasses.dataclass
@@ -148,8 +150,8 @@ class _Known:
 
     found: bool = False
     asks_again_at: float = 0.0
-    has_labels: bool = False
-    asks_labels_at: float = 0.0
+    optional: frozenset[str] = frozenset()
+    asks_optional_at: float = 0.0
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 
@@ -159,7 +161,7 @@ _known: "weakref.WeakKeyDictionary[Client, _Known]" = weakref.WeakKeyDictionary(
 async def find_missing_attributes(client: Client) -> list[str]:
     """Return the names of attributes that the namespace lacks, or has with another type.
 
-    The attribute of labels is not among them: threads publish the others without it.
+    Optional ones are not among them: threads publish the others without them.
     """
     listed = await _read_attributes(client)
     return [
@@ -250,11 +252,14 @@ async def set_up(client: Client) -> dict[str, Literal["added", "present", "refus
     added = set(needed)
     if needed:
         await _add_attributes(client, needed)
-    for name in OPTIONAL_ATTRIBUTES.intersection(missing):
+    for name in missing:
+        if name not in OPTIONAL_ATTRIBUTES:
+            continue
         try:
             await _add_attributes(client, [name])
         except SetupRefused as error:
-            _LOG.warning("the namespace has no %s: threads take no labels. %s", name, error)
+            lost = OPTIONAL_ATTRIBUTES[name]
+            _LOG.warning("the namespace has no %s: %s. %s", name, lost, error)
         else:
             added.add(name)
     if added:

@@ -12,6 +12,7 @@ from temporalio.client import Client
 from everlong.client import diagnosis, fork, lookup, status, time_travel, wait
 from everlong.client.diagnosis import Diagnosis, Report
 from everlong.client.errors import check_argument
+from everlong.client.fork_links import ForkLinks, load_fork_links
 from everlong.client.lookup import RunPage
 from everlong.client.packs import find_packs
 from everlong.client.progress import ThreadProgress
@@ -73,7 +74,7 @@ class ThreadHandle:
         self.id = thread_id
         self.task_queue = task_queue
         self.start: ThreadStart | None = None
-        """Arguments that the thread was started with, on a handle that `fork` returned."""
+        """Arguments that the thread was started with, on a handle that `fork` or `rerun` returned."""
         self._packs = packs
 
     def __repr__(self) -> str:
@@ -306,6 +307,36 @@ class ThreadHandle:
         forked = ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
         forked.start = start
         return forked
+
+    async def rerun(
+        self, seq: int, text: str, new_id: str = "", *, by: str = "", reason: str = ""
+    ) -> "ThreadHandle":
+        """Undo a misstep: start a fork from before a message, with a changed message; return its handle.
+
+        `seq` is the entry of the message, or any entry of the turn that answers it. The fork has this
+        thread's agent, policy and labels, and works on the changed message at once: `wait` returns its
+        answer. This thread is not changed, and neither is what its tools have done. Without an id, the
+        fork gets one like `ops-7-rerun-12`.
+        """
+        new_id = new_id or await fork.choose_rerun_id(self.client, self.packs, self.id, seq)
+        start = await fork.rerun(
+            self.client,
+            self.packs,
+            self.id,
+            seq,
+            text,
+            new_id,
+            task_queue=self.task_queue,
+            by=by,
+            reason=reason,
+        )
+        forked = ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
+        forked.start = start
+        return forked
+
+    async def fork_links(self) -> ForkLinks:
+        """Return where this thread began, if it is a fork, and its own forks. Needs no worker."""
+        return await load_fork_links(self.client, self.id)
 
     async def archive(
         self,

@@ -28,7 +28,7 @@ from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.client.errors import translate_rpc_error
-from everlong.client.search_attributes import has_attributes, has_labels
+from everlong.client.search_attributes import has_attributes, has_optional
 from everlong.errors import ConfigError, EverlongError
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -50,6 +50,8 @@ from everlong.models.search_attributes import (
     STATUS,
 )
 from everlong.models.status import ENDED_WHOLE, parse_status, read_end
+
+T = TypeVar("T")
 
 QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
 """One execution for each thread: the open run, or the last one."""
@@ -196,6 +198,13 @@ async def _build_rows(
 
 
 async def decode_cards(client: Client, payloads: Mapping[str, Payload]) -> dict[str, ThreadCard]:
+    """Decode the cards of threads, by any keys."""
+    return await decode_memos(client, payloads, _CARD)
+
+
+async def decode_memos(
+    client: Client, payloads: Mapping[str, Payload], form: TypeAdapter[T]
+) -> dict[str, T]:
     """Decode memos, all at once. One that cannot be read is as good as none, and spoils no other."""
     if not payloads:
         return {}
@@ -206,15 +215,15 @@ async def decode_cards(client: Client, payloads: Mapping[str, Payload]) -> dict[
     except (EverlongError, TemporalError, ValueError):
         if len(payloads) == 1:
             return {}
-        alone = [await decode_cards(client, {each: payloads[each]}) for each in payloads]
-        return {run_id: card for found in alone for run_id, card in found.items()}
-    cards = zip(payloads, (_parse_card(payload.data) for payload in decoded), strict=True)
-    return {run_id: card for run_id, card in cards if card is not None}
+        alone = [await decode_memos(client, {each: payloads[each]}, form) for each in payloads]
+        return {key: value for found in alone for key, value in found.items()}
+    values = zip(payloads, (_parse_memo(payload.data, form) for payload in decoded), strict=True)
+    return {key: value for key, value in values if value is not None}
 
 
-def _parse_card(data: bytes) -> ThreadCard | None:
+def _parse_memo(data: bytes, form: TypeAdapter[T]) -> T | None:
     try:
-        return _CARD.validate_json(data)
+        return form.validate_json(data)
     except ValidationError:
         return None
 
@@ -295,8 +304,6 @@ def _parse_ms(text: object) -> int | None:
     except ValueError:
         return None
 
-
-T = TypeVar("T")
 
 # Pages refresh themselves every two seconds. All viewers of one list share an answer of that age.
 _PAGE_SECONDS: Final = 2.0
@@ -455,7 +462,7 @@ class Visibility:
         attributes = bool(wanted.status or wanted.agent) and await has_attributes(
             await self._connect()
         )
-        labels = bool(wanted.label) and await has_labels(await self._connect())
+        labels = bool(wanted.label) and await has_optional(await self._connect(), LABELS.name)
         return build_query(wanted, attributes=attributes, labels=labels)
 
     async def _read(self, query: str, token: bytes, limit: int) -> RowsPage:

@@ -43,11 +43,7 @@ from everlong.errors import (
     StoreUnavailable,
 )
 from everlong.models import make_printable
-from everlong.models.search_attributes import (
-    LABELS,
-    OPTIONAL_ATTRIBUTES,
-    SEARCH_ATTRIBUTES,
-)
+from everlong.models.search_attributes import OPTIONAL_ATTRIBUTES, SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.pack_store import PackStore
@@ -218,13 +214,14 @@ async def check_attributes(client: Client) -> Finding:
             "and cannot be found by status or agent",
             "Run: everlong setup. Workers notice within a minute.",
         )
-    if listed.get(LABELS.name) != SEARCH_ATTRIBUTES[LABELS.name]:
-        return Finding(
-            check,
-            "ok",
-            f"{wanted - 1} of {wanted} are there; without {LABELS.name} of type KeywordList, threads "
-            "take no labels (everlong setup adds it)",
-        )
+    lost = [
+        f"without {name} of type {SEARCH_ATTRIBUTES[name]}, {what}"
+        for name, what in OPTIONAL_ATTRIBUTES.items()
+        if listed.get(name) != SEARCH_ATTRIBUTES[name]
+    ]
+    if lost:
+        text = f"{wanted - len(lost)} of {wanted} are there; {'; '.join(lost)} (everlong setup adds it)"
+        return Finding(check, "ok", text)
     return Finding(check, "ok", f"all {wanted} are there")
 
 

@@ -58,3 +58,6 @@ CONTEXT_TOOLS: Final = frozenset({"remember", "forget"})
 
 CARD_MEMO: Final = "everlong"
 """Key of the memo that holds a thread's `ThreadCard`."""
+
+FORK_MEMO: Final = "everlong.fork"
+"""Key of the memo that holds where a fork began: a `ForkNote` without author and reason."""

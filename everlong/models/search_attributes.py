@@ -19,6 +19,9 @@ PENDING: Final = SearchAttributeKey.for_int("EverlongPendingApprovals")
 ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
 LAST_RESUME: Final = SearchAttributeKey.for_float("EverlongLastResumeMs")
 LABELS: Final = SearchAttributeKey.for_keyword_list("EverlongLabels")
+FORK_OF: Final = SearchAttributeKey.for_keyword("EverlongForkOf")
+"""Key of the thread that a fork began from, by `thread_key`: a column of SQL visibility takes 255
+characters, and an id may be longer."""
 
 _KEYS: Final[tuple[SearchAttributeKey[Any], ...]] = (
     AGENT,
@@ -30,14 +33,18 @@ _KEYS: Final[tuple[SearchAttributeKey[Any], ...]] = (
     ASKED_AT,
     LAST_RESUME,
     LABELS,
+    FORK_OF,
 )
 SEARCH_ATTRIBUTES: Final = {
     key.name: key.indexed_value_type.name.title().replace("_", "") for key in _KEYS
 }
 """Name and type of each attribute, the type as the Temporal CLI spells it: `Keyword`, `Int`, ..."""
-OPTIONAL_ATTRIBUTES: Final = frozenset({LABELS.name})
-"""Attributes that only labelled threads write. SQL visibility has 3 columns for KeywordList, which other
-applications may have taken: without it, threads publish everything else and take no labels."""
+OPTIONAL_ATTRIBUTES: Final = {
+    LABELS.name: "threads take no labels",
+    FORK_OF.name: "the forks of a thread are not listed",
+}
+"""Attributes that only some threads write, and what the namespace lacks without each. SQL visibility has
+3 columns for KeywordList and 10 for Keyword, which other applications may have taken."""
 
 
 def build_start_attributes(agent: str, labels: Sequence[str] = ()) -> TypedSearchAttributes:
@@ -60,8 +67,15 @@ def build_start_attributes(agent: str, labels: Sequence[str] = ()) -> TypedSearc
 
 
 def build_label_attributes(labels: Sequence[str]) -> TypedSearchAttributes | None:
-    """Return the attributes of a fork: labels alone, since the thread publishes the others itself."""
+    """Return the attribute of labels, or None without any."""
     return TypedSearchAttributes(_build_label_pairs(labels)) if labels else None
+
+
+def build_fork_attributes(labels: Sequence[str], fork_of: str) -> TypedSearchAttributes | None:
+    """Return the attributes of a fork, or None without any. The thread publishes the others itself."""
+    origin = [SearchAttributePair(FORK_OF, fork_of)] if fork_of else []
+    found = [*_build_label_pairs(labels), *origin]
+    return TypedSearchAttributes(found) if found else None
 
 
 def _build_label_pairs(labels: Sequence[str]) -> list[SearchAttributePair[Any]]:

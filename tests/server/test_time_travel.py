@@ -1,5 +1,6 @@
 """State at any entry, diffs, forks and resets: branches of one past that never leak."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 
@@ -240,6 +241,48 @@ async def test_a_fork_from_any_entry_continues_to_work(threads: Threads, thread_
     for seq in (0, last + 1):
         with pytest.raises(EntryNotFound):
             await fork(threads, thread_id, seq, f"{thread_id}-no")
+
+
+async def test_a_rerun_works_on_the_changed_message_and_is_linked_both_ways(
+    threads: Threads, thread_id: str
+) -> None:
+    for text in ("one", "twoo", "three"):
+        await ask(threads, thread_id, text)
+    before = await list_texts(threads, thread_id)
+    handle = ThreadHandle(
+        threads.client,
+        thread_id,
+        packs=PackStore(threads.store),
+        task_queue=threads.task_queue,
+    )
+    forked = await handle.rerun(4, "two", by="ann", reason="a typo")  # The reply to "twoo".
+    assert forked.id == f"{thread_id}-rerun-4"
+    assert forked.start is not None
+    number = forked.start.state.counters.messages
+    assert await forked.wait(number, seconds_max=60) == "you said two"
+    assert await list_texts(threads, forked.id) == [*before[:2], "two", "you said two"]
+    assert await list_texts(threads, thread_id) == before
+    assert await ask(threads, forked.id, "more") == "you said more"
+
+    first = await handle.rerun(1, "uno", f"{thread_id}-again")
+    assert await first.wait(1, seconds_max=60) == "you said uno"
+    assert await list_texts(threads, first.id) == ["uno", "you said uno"]
+    again = await handle.rerun(3, "dos")
+    assert again.id == f"{thread_id}-rerun-3"
+    assert (await handle.rerun(3, "due")).id == f"{thread_id}-rerun-3-2"
+    with pytest.raises(EntryNotFound):
+        await handle.rerun(99, "x")
+
+    wanted = {forked.id: 2, first.id: 0, again.id: 2, f"{again.id}-2": 2}
+    async with asyncio.timeout(30):
+        while len((await handle.fork_links()).forks) < len(wanted):
+            await asyncio.sleep(0.1)
+    links = await handle.fork_links()
+    assert {each.thread_id: each.seq for each in links.forks} == wanted
+    assert (links.origin, links.has_more, links.problem) == (None, False, "")
+    origin = (await forked.fork_links()).origin
+    assert origin is not None
+    assert (origin.thread_id, origin.seq) == (thread_id, 2)
 
 
 @pytest.mark.guarantee(76)

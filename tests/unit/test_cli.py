@@ -19,6 +19,7 @@ from everlong.cli.control import format_policy, parse_changes
 from everlong.cli.options import resolve_name
 from everlong.cli.output import THREAD_COLUMNS, build_status_table, format_arguments, print_lines
 from everlong.cli.threads import COLUMNS, SORT_KEYS, STATUSES
+from everlong.client.fork_links import ForkLinks
 from everlong.client.lookup import ThreadSize
 from everlong.client.thread_list import Sort
 from everlong.errors import ConfigError, DecisionRefused
@@ -189,7 +190,7 @@ def test_serve_requires_a_token_beyond_loopback(tmp_path: Path) -> None:
 def test_help_lists_every_command(tmp_path: Path) -> None:
     result = everlong("--help", cwd=tmp_path)
     assert result.returncode == 0
-    assert len(COMMANDS) == 30
+    assert len(COMMANDS) == 31
     for command in COMMANDS:
         assert f" {command} " in result.stdout
 
@@ -421,7 +422,9 @@ def test_a_partial_size_says_so() -> None:
         last_failure="",
     )
     for is_partial, text in ((False, "2.0 KiB in 7 events, 3 runs"), (True, "7+ events, 3+ runs")):
-        view = build_status_table("t", status, ThreadSize(3, 7, 2048, 1, 9, is_partial), [])
+        view = build_status_table(
+            "t", status, ThreadSize(3, 7, 2048, 1, 9, is_partial), [], ForkLinks()
+        )
         [history] = [each for each in view.columns[1].cells if "events" in str(each)]
         assert text in str(history)
         assert str(history).startswith("at least") is is_partial

@@ -62,6 +62,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "stop": _OPERATORS,
     "limits": _OPERATORS,
     "fork": _OPERATORS,
+    "rerun": _OPERATORS,
     "archive": _OPERATORS,
     # Same roles as `stop`: the thread ends.
     "archive-close": _OPERATORS,

@@ -14,6 +14,7 @@ from everlong.admin.web.pages.charts import build_thread_charts
 from everlong.admin.web.pages.filters import Explanation, format_number, name_limit
 from everlong.admin.web.pages.layout import Layout, make_etag, respond_with_etag
 from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
+from everlong.client.fork_links import load_fork_links
 from everlong.client.lookup import RunPage
 from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError, ThreadNotFound
@@ -44,6 +45,7 @@ _ACTIONS: Final = (
     "unpause",
     "stop",
     "fork",
+    "rerun",
     "limits",
     "archive",
     "revive",
@@ -80,18 +82,20 @@ def create_router(layout: Layout) -> APIRouter:
     async def page(request: Request, thread_id: str) -> Response:
         client = await context.client()
         found = await load_overview(client, context.packs, thread_id)
-        journal, charts, around = await asyncio.gather(
+        journal, charts, around, links = await asyncio.gather(
             build_journal(context, thread_id),
             _build_charts(layout, thread_id),
             layout.build_values(request, "thread"),
+            load_fork_links(client, thread_id),
         )
         head = build_head(found)
-        values = around | head | journal | charts
+        values = around | head | journal | charts | {"links": links}
         values |= {
             "api": {action: filters.build_api_url(thread_id, action) for action in _ACTIONS},
             "limit_names": _OFFERED_LIMITS,
             "live_url": f"/fragments/thread?id={filters.quote_query(thread_id)}",
             "charts_url": f"/fragments/charts?id={filters.quote_query(thread_id)}",
+            "forks_url": f"/fragments/forks?id={filters.quote_query(thread_id)}",
             "past_url": f"/fragments/past?id={filters.quote_query(thread_id)}",
             "runs_url": f"/fragments/runs?id={filters.quote_query(thread_id)}",
             "archives_url": f"/fragments/archives?id={filters.quote_query(thread_id)}",
@@ -119,6 +123,11 @@ def create_router(layout: Layout) -> APIRouter:
         return layout.renderer.render_fragment(
             request, "charts.html", await _build_charts(layout, thread_id)
         )
+
+    @router.get("/fragments/forks")
+    async def forks(request: Request, thread_id: QueryId) -> Response:
+        links = await load_fork_links(await context.client(), thread_id)
+        return layout.renderer.render_fragment(request, "fork_links.html", {"links": links})
 
     @router.get("/fragments/runs")
     async def runs(

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter
 from pydantic import Field
 
+from everlong import limits
 from everlong.admin.preview import Action, Preview, preview_action
 from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
@@ -19,6 +20,7 @@ from everlong.admin.web.parameters import (
     Text,
     ThreadId,
 )
+from everlong.client.fork_links import ForkLinks
 from everlong.client.thread import ThreadHandle
 
 
@@ -52,6 +54,15 @@ class ForkRequest(ChangeRequest):
     seq: Annotated[int, Field(ge=1, le=SEQ_MAX)]
     new_id: NewId
     agent: Annotated[Text, Field(max_length=64)] = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RerunRequest(ChangeRequest):
+    """The changed message, the entry of the turn that it begins, and the id of the fork."""
+
+    seq: Annotated[int, Field(ge=1, le=SEQ_MAX)]
+    text: Annotated[Text, Field(min_length=1, max_length=4 * limits.MIB)]
+    new_id: NewId
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,6 +143,28 @@ def create_actions_router(context: AppContext) -> APIRouter:
         )
         text = f"Thread {body.new_id} begins after entry {body.seq}."
         return ActionResult(thread_id=thread_id, action="fork", by=by, text=text)
+
+    @router.post(
+        "/threads/{thread_id}/rerun",
+        tags=["actions"],
+        summary="Rerun: start a fork from before a message, with a changed message",
+        **requires("rerun"),
+    )
+    async def rerun(thread_id: ThreadId, body: RerunRequest, user: CurrentUser) -> ActionResult:
+        by = user.resolve_author(body.by)
+        handle = await context.thread(thread_id)
+        await handle.rerun(body.seq, body.text, body.new_id, by=by, reason=body.reason)
+        text = f"Thread {body.new_id} works on the changed message."
+        return ActionResult(thread_id=thread_id, action="rerun", by=by, text=text)
+
+    @router.get(
+        "/threads/{thread_id}/forks",
+        tags=["threads"],
+        summary="Where the thread began, if it is a fork, and its own forks",
+        **requires("read"),
+    )
+    async def forks(thread_id: ThreadId) -> ForkLinks:
+        return await (await context.thread(thread_id)).fork_links()
 
     return router
 

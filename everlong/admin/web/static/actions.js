@@ -44,7 +44,9 @@ class ActionForm {
     this.seen = false;
     form.addEventListener("opened", () => this.loadPreview());
     form.addEventListener("input", (event) => {
-      if (event.target.closest("[data-argument]")) this.schedulePreview();
+      // The effect of a rerun does not depend on its text, which may be long.
+      const isPreviewed = !event.target.hasAttribute("data-unpreviewed");
+      if (isPreviewed && event.target.closest("[data-argument]")) this.schedulePreview();
       this.updateButton();
     });
     form.addEventListener("submit", (event) => {
@@ -57,7 +59,7 @@ class ActionForm {
     const found = {};
     for (const element of this.form.elements) {
       if (!element.name || element.name === "confirm") continue;
-      if (only && !element.closest(only)) continue;
+      if (only && (!element.closest(only) || element.hasAttribute("data-unpreviewed"))) continue;
       if (element.type === "radio" && !element.checked) continue;
       const value = element.type === "checkbox" ? element.checked : readValue(element);
       if (value === undefined) continue;
@@ -117,6 +119,7 @@ class ActionForm {
     }
     parts.push(makeLine("p", found.is_reversible ? "Nothing is lost." : "This cannot be undone.", "muted small"));
     this.preview.replaceChildren(...parts);
+    for (const field of this.form.querySelectorAll("[data-fill]")) field.value ||= found.text || "";
     this.confirm = found.confirm || "";
     this.confirming.hidden = !this.confirm;
     this.submit.classList.toggle("danger", this.confirm !== "");
