@@ -35,6 +35,7 @@ def describe_worker(
         *describe_agents(agents),
         *_describe_codec(settings),
         ("telemetry", describe_telemetry(settings, metrics_url)),
+        ("live", f"to {settings.live_url}" if settings.live_url else "off"),
         ("version", version or "none: no worker versioning"),
         ("stop", "Ctrl-C or SIGTERM; calls in progress get 10 s to finish"),
     ]

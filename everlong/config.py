@@ -97,6 +97,10 @@ class Settings:
     """`EVERLONG_TRUSTED_PROXIES`: comma-separated addresses or networks of the proxy."""
     temporal_ui: str
     """`EVERLONG_TEMPORAL_UI`: URL of the Temporal UI, for links to runs."""
+    live_url: str
+    """`EVERLONG_LIVE_URL`: URL of the admin server that workers send live output to. Empty: off."""
+    live_token: str = dataclasses.field(repr=False)
+    """`EVERLONG_LIVE_TOKEN`: token of that server; for a worker, of a user with the role worker."""
     temporal: ClientConnectConfig = dataclasses.field(repr=False)
     """Arguments of `Client.connect`."""
 
@@ -146,6 +150,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         trust_role_default=env.get("EVERLONG_TRUST_ROLE_DEFAULT", ""),
         trusted_proxies=env.get("EVERLONG_TRUSTED_PROXIES", ""),
         temporal_ui=env.get("EVERLONG_TEMPORAL_UI", ""),
+        live_url=env.get("EVERLONG_LIVE_URL", ""),
+        live_token=env.get("EVERLONG_LIVE_TOKEN", ""),
         temporal=temporal,
     )
 
@@ -266,6 +272,9 @@ def build_embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_TRUST_ROLE_DEFAULT": "",
         "EVERLONG_TRUSTED_PROXIES": "",
         "EVERLONG_TEMPORAL_UI": settings.temporal_ui,
+        "EVERLONG_LIVE_URL": settings.live_url,
+        # The embedded admin server has no tokens: they are empty above.
+        "EVERLONG_LIVE_TOKEN": "",
         "OTEL_SDK_DISABLED": "",
         "OTEL_TRACES_EXPORTER": settings.traces_exporter,
         "OTEL_METRICS_EXPORTER": settings.metrics_exporter,

@@ -14,6 +14,7 @@ from everlong.client_plugin import ClientPlugin
 from everlong.codecs.composition import ExplainingPayloadConverter
 from everlong.config import Settings, require_metrics_host, require_store
 from everlong.errors import ConfigError, EverlongError, ServerUnreachable
+from everlong.live.models import LiveServer
 from everlong.models import make_printable
 from everlong.storage import BlobStore
 from everlong.storage.encryption_keys import parse_keys
@@ -65,6 +66,7 @@ async def connect(
             tracer_provider=tracer_provider,
             meter_provider=meter_provider,
             record_contents=settings.record_contents,
+            live=get_live_server(settings),
         )
     else:
         plugin = ClientPlugin(**shared)
@@ -115,6 +117,13 @@ def _explain_failure(settings: Settings, error: Exception) -> EverlongError:
         f"no Temporal server answers at {address}. Start one with `everlong dev`, or set "
         f"TEMPORAL_ADDRESS. ({reason})"
     )
+
+
+def get_live_server(settings: Settings) -> LiveServer | None:
+    """Return the configured server of live output, or None."""
+    if not settings.live_url:
+        return None
+    return LiveServer(url=settings.live_url, token=settings.live_token)
 
 
 def open_configured_packs(

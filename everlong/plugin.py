@@ -50,6 +50,7 @@ from everlong.interceptors.read_mode import DrainInterceptor, DrainReader
 from everlong.interceptors.resume import ContinueAsNewHook, ResumeHook, ResumeLog
 from everlong.interceptors.run_history import RunHistory
 from everlong.interceptors.thread_ids import ThreadIdInterceptor
+from everlong.live import LiveSender, LiveServer
 from everlong.policy import Policy
 from everlong.storage import BlobStore
 from everlong.storage.encryption_keys import KeySource
@@ -114,6 +115,8 @@ class EverlongPlugin(PackSource, SimplePlugin):
         tracer_provider: Provider for spans; OpenTelemetry's global provider if None.
         meter_provider: Provider for metrics; OpenTelemetry's global provider if None.
         record_contents: Record the inputs and outputs of models and tools in their spans.
+        live: The admin server to which workers send live output: the text of replies while models
+            write them, and the progress of tools. Best effort; if None, models are not asked to stream.
 
     """
 
@@ -136,6 +139,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         record_contents: bool = False,
+        live: LiveServer | None = None,
     ) -> None:
         if mode not in ("write", "read"):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
@@ -181,7 +185,12 @@ class EverlongPlugin(PackSource, SimplePlugin):
         self._workers: list[Worker] = []
         self._has_foreign_runner = False
         self._activities = AgentActivities(
-            self.packs, agents, policy or Policy(), telemetry, self._resumes.last
+            self.packs,
+            agents,
+            policy or Policy(),
+            telemetry,
+            self._resumes.last,
+            None if live is None else LiveSender(live),
         )
         checks = CheckActivities(
             self.packs,

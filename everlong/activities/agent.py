@@ -5,6 +5,7 @@ Stored objects are named by their content and count only once the workflow has t
 does not harm the thread. A tool's own effects happen at least once.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -21,6 +22,7 @@ from everlong import compaction, limits
 from everlong.activities.builtin_tools import Session, find_builtin, use_session
 from everlong.activities.call_status import signal_status, track_call
 from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
+from everlong.activities.live_output import report_reply, report_tool
 from everlong.activities.model_calls import (
     build_messages,
     build_step_info,
@@ -40,6 +42,7 @@ from everlong.activities.tool_calls import (
 )
 from everlong.agents import Agent, Reply, set_current_call
 from everlong.errors import BlobMissing, RefRefused
+from everlong.live import LiveSender
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
@@ -100,6 +103,7 @@ class AgentActivities:
         policy: Policy | None = None,
         telemetry: Telemetry | None = None,
         resumes: RecentRuns[ResumeSummary] | None = None,
+        live: LiveSender | None = None,
     ) -> None:
         self._packs = packs
         self._agents = {each.name: each for agent in agents for each in agent.family}
@@ -110,6 +114,7 @@ class AgentActivities:
         for agent in self._agents.values():
             telemetry.spans.providers[agent.name] = get_provider_and_model(agent)[0]
         self._resumes = resumes or RecentRuns()
+        self._live = live
         self.attribute_namespaces: set[str] = set()
         """Namespaces that are known to have our search attributes. The plugin adds them."""
 
@@ -130,7 +135,9 @@ class AgentActivities:
         ]
 
     async def close(self) -> None:
-        """Close the connections of providers' models. A later call opens new ones."""
+        """Close the connections of models and of live output. A later call opens new ones."""
+        if self._live is not None:
+            await asyncio.to_thread(self._live.close)
         for agent in self._agents.values():
             model = vars(agent).get("resolved_model")  # Cached at its first use.
             if model is not None and model is not agent.model:  # A team's own model stays open.
@@ -141,7 +148,12 @@ class AgentActivities:
         context = call.context
         agent = self._find_agent(context.agent)
         contexts, recorder = self._open_contexts(), self._recorder
-        async with self._run_step("model", context) as (beat, reads):
+        seq = seq_after(context.head, call.tail)
+        async with (
+            self._run_step("model", context) as (beat, reads),
+            # Inside, so that a reply counts as done only once it is journalled.
+            report_reply(self._live, seq) as on_text,
+        ):
             await beat.retry_or_hold(lambda: _check_arrived(contexts, call.tail))
             past = await beat.retry_or_hold(
                 lambda: contexts.load_context(context, self._get_policy(agent), call.tail)
@@ -149,9 +161,8 @@ class AgentActivities:
             await _signal_release(context)
             messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
-            reply, message = await chat(recorder, agent, context, messages)
+            reply, message = await chat(recorder, agent, context, messages, on_text)
             wanted_calls = await build_wanted_calls(agent, message.tool_calls, self._tools)
-            seq = seq_after(context.head, call.tail)
             now_ms = _now_ms()
             resumed = self._resumes.pop(activity.info().workflow_run_id or "") or ResumeSummary()
             context_bytes = compaction.measure_messages(messages)
@@ -188,7 +199,10 @@ class AgentActivities:
         """Run one tool call of the newest reply, and store its result."""
         agent = self._find_agent(run.context.agent)
         contexts, recorder = self._open_contexts(), self._recorder
-        async with self._run_step("tool", run.context) as (beat, reads):
+        async with (
+            self._run_step("tool", run.context) as (beat, reads),
+            report_tool(self._live, run) as on_progress,
+        ):
             # The call's arguments may be large, so they come from the journal and not from the history.
             head, call = await beat.retry_or_hold(lambda: find_call(contexts, run))
             await _signal_release(run.context)
@@ -197,7 +211,7 @@ class AgentActivities:
                 head=head,
                 load=lambda: contexts.load_context(run.context, self._get_policy(agent)),
             )
-            info = build_call_info(agent, head, call)
+            info = build_call_info(agent, head, call, on_progress)
             if run.acts_on is not None:
                 recorder.record_act("approval", [run.acts_on], run.context)
             known = agent.find_tool(call.tool) or find_builtin(call.tool)

@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError
 from everlong import compaction, limits
 from everlong.activities.builtin_tools import BUILTINS, find_builtin
 from everlong.activities.tool_calls import ToolThreads, bound_call
-from everlong.agents import Agent, Reply
+from everlong.agents import Agent, Reply, TakeText, can_stream
 from everlong.models import (
     CallOptions,
     Compact,
@@ -235,14 +235,25 @@ _ROLES: Final = {"failure": "user"}
 
 
 async def chat(
-    recorder: StepRecorder, agent: Agent, context: Context, messages: Sequence[Message]
+    recorder: StepRecorder,
+    agent: Agent,
+    context: Context,
+    messages: Sequence[Message],
+    on_text: TakeText | None = None,
 ) -> tuple[Reply, Message]:
-    """Call the model; return its reply, and the reply as a message that can be stored."""
+    """Call the model; return its reply, and the reply as a message that can be stored.
+
+    `on_text` takes the text while it comes, if the model can stream.
+    """
     tools = (*agent.callable_tools, *BUILTINS)
 
     async def ask() -> tuple[Reply, Message]:
+        model = agent.resolved_model
         async with bound_call(f"model of agent {agent.name!r}"):
-            reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
+            if on_text is not None and can_stream(model):
+                reply = await model.stream_reply(agent.instructions, messages, tools, on_text)
+            else:
+                reply = await model.reply(agent.instructions, messages, tools)
             return reply, check_reply(reply)
 
     return await _record_model_call(recorder, agent, context, messages, ask)

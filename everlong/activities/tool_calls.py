@@ -196,7 +196,9 @@ async def find_call(contexts: ContextStore, run: ToolRun) -> tuple[SegmentRef, T
     raise _build_missing_call_error(run)
 
 
-def build_call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
+def build_call_info(
+    agent: Agent, head: SegmentRef, call: ToolCall, on_progress: Callable[[str], None] | None = None
+) -> CallInfo:
     """Return the ids of a call, for `current_call`."""
     info = activity.info()
     thread_id = info.workflow_id or ""
@@ -208,6 +210,7 @@ def build_call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
         call_id=call.id,
         idempotency_key=hashlib.blake2b(name.encode(), digest_size=16).hexdigest(),
         attempt=info.attempt,
+        **({} if on_progress is None else {"on_progress": on_progress}),
     )
 
 

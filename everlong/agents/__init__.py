@@ -4,7 +4,7 @@ Workflow code never sees them; it knows an agent by name only.
 """
 
 from everlong.agents.agent import RESERVED_NAMES, Agent
-from everlong.agents.model import Model, Reply
+from everlong.agents.model import Model, Reply, StreamingModel, TakeText, can_stream
 from everlong.agents.tools import (
     CallInfo,
     FunctionTool,
@@ -22,8 +22,11 @@ __all__ = [
     "FunctionTool",
     "Model",
     "Reply",
+    "StreamingModel",
+    "TakeText",
     "Tool",
     "ToolOptions",
+    "can_stream",
     "current_call",
     "set_current_call",
     "tool",

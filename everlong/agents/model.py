@@ -1,8 +1,8 @@
 """The model interface: a conversation in, a reply out."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from everlong.agents.tools import Tool
 from everlong.models import Message, ToolCall
@@ -31,8 +31,12 @@ class Reply:
     """Why the model stopped: `stop`, `length`, `content_filter`, `tool_call` or `error`; for spans."""
 
 
+TakeText: TypeAlias = Callable[[str], None]
+"""Takes the next piece of a reply's text. It returns at once, and never raises."""
+
+
 class Model(Protocol):
-    """Anything that can continue a conversation."""
+    """Anything that can continue a conversation. See `StreamingModel` for its optional method."""
 
     async def reply(
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
@@ -42,3 +46,25 @@ class Model(Protocol):
         `ModelRefused` is not retried; `ModelUnavailable` may say when to retry.
         """
         ...
+
+
+class StreamingModel(Model, Protocol):
+    """A model that can also give the text of its reply while it comes, for live output."""
+
+    async def stream_reply(
+        self,
+        instructions: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        on_text: TakeText,
+    ) -> Reply:
+        """Return what `reply` would return, and call `on_text` with each piece of its text before.
+
+        A stream that breaks off raises, as a failed `reply` does: the half reply counts for nothing.
+        """
+        ...
+
+
+def can_stream(model: Model) -> TypeGuard[StreamingModel]:
+    """Return whether a model has the method `stream_reply`."""
+    return callable(getattr(model, "stream_reply", None))

@@ -8,13 +8,14 @@ sent back unchanged.
 import dataclasses
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
 from pydantic_ai import exceptions
-from pydantic_ai.direct import model_request
+from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.messages import (
     InstructionPart,
     ModelMessage,
@@ -22,7 +23,10 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
     TextPart,
+    TextPartDelta,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
@@ -33,7 +37,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from everlong import limits
-from everlong.agents.model import Reply
+from everlong.agents.model import Reply, TakeText
 from everlong.agents.tools import Tool
 from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
 from everlong.models import Kind, Message, build_body, make_printable, parse_message
@@ -44,6 +48,10 @@ _RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429})
 # Names that pydantic-ai maps to OpenAI's Responses API, and what a server without it answers.
 _RESPONSES_NAMES: Final = frozenset({"openai", "openai-responses"})
 _NO_ROUTE_STATUSES: Final = frozenset({404, 405, 501})
+
+# Attempts at streams without an end, before a model is asked for whole replies.
+_CUT_STREAMS_MAX: Final = 2
+_LOG: Final = logging.getLogger(__name__)
 
 NOT_RUN: Final = "[The turn ended before this call had a result.]"
 NOT_SHOWN: Final = "[Earlier messages are not shown.]"
@@ -66,6 +74,9 @@ class ProviderModel:
             chosen.setdefault("max_retries", 0)
         self._settings = cast("ModelSettings", chosen)
         self._entered = 0
+        self._streams = True
+        self._cut_streams = 0
+        """Streams without an end, one after another."""
 
     async def reply(
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
@@ -74,6 +85,25 @@ class ProviderModel:
 
         Raises `ModelUnavailable`, which may be retried, and `ModelRefused`, which may not.
         """
+        return await self._ask(instructions, messages, tools, None)
+
+    async def stream_reply(
+        self,
+        instructions: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        on_text: TakeText,
+    ) -> Reply:
+        """See `StreamingModel`. A model that cannot stream is asked for the whole reply."""
+        return await self._ask(instructions, messages, tools, on_text)
+
+    async def _ask(
+        self,
+        instructions: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        on_text: TakeText | None,
+    ) -> Reply:
         request = build_request(instructions, messages)
         parameters = ModelRequestParameters(
             function_tools=[_build_definition(each) for each in tools],
@@ -84,18 +114,71 @@ class ProviderModel:
             if not self._entered:
                 await self._model.__aenter__()
                 self._entered += 1
-            response = await model_request(
-                self._model,
-                request,
-                model_settings=self._settings,
-                model_request_parameters=parameters,
-            )
+            response = None
+            if on_text is not None and self._streams:
+                response = await self._stream(request, parameters, on_text)
+            is_streamed = response is not None
+            if response is None:
+                response = await model_request(
+                    self._model,
+                    request,
+                    model_settings=self._settings,
+                    model_request_parameters=parameters,
+                )
             reply = _build_reply(response)
         except Exception as error:  # noqa: BLE001 - clients raise anything for a reply they cannot read
             # Not chained: clients' errors contain requests and replies.
             raise self._translate(error) from None
+        if is_streamed:
+            self._check_end(response)
         self._check(response, reply)
         return reply
+
+    async def _stream(
+        self,
+        request: Sequence[ModelMessage],
+        parameters: ModelRequestParameters,
+        on_text: TakeText,
+    ) -> ModelResponse | None:
+        """Request a reply as a stream; return None if the model cannot stream."""
+        is_open = False
+        try:
+            async with model_request_stream(
+                self._model,
+                request,
+                model_settings=self._settings,
+                model_request_parameters=parameters,
+            ) as stream:
+                is_open = True
+                await _pass_text(stream, on_text)
+                return stream.get()
+        # The second: what a FunctionModel without a stream function raises.
+        except (NotImplementedError, AssertionError):
+            if is_open:
+                raise
+            self._streams = False
+            return None
+
+    def _check_end(self, response: ModelResponse) -> None:
+        """Raise if a provider's stream ended without its end: the reply may be half of one.
+
+        pydantic-ai takes any end of a stream for the end of the reply. A server that never sends an end
+        is asked without streams after two attempts, so a thread on it can continue.
+        """
+        details = response.provider_details or {}
+        is_whole = "finish_reason" in details or response.finish_reason == "content_filter"
+        if is_whole or not response.provider_name or response.state != "complete":
+            self._cut_streams = 0
+            return
+        self._cut_streams += 1
+        if self._cut_streams == _CUT_STREAMS_MAX:
+            self._streams = False
+            _LOG.warning(
+                "model %r ends its streams without a finish reason; it is asked for whole replies "
+                "from now on, and live output does not show them",
+                self._name,
+            )
+        raise ModelUnavailable(f"model {self._name!r}: the reply broke off")
 
     async def close(self) -> None:
         """Close the client's connections, unless the user passed the client. A later call reopens."""
@@ -200,6 +283,15 @@ def _is_truncated(response: ModelResponse) -> bool:
     """Return whether a stream ended early. pydantic-ai streams long replies, and accepts any end."""
     reason = response.finish_reason or (response.provider_details or {}).get("finish_reason")
     return response.provider_name == "anthropic" and not reason
+
+
+async def _pass_text(events: AsyncIterable[object], on_text: TakeText) -> None:
+    """Pass on the text of a reply. Thinking and tool calls are parts of other types."""
+    async for event in events:
+        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+            on_text(event.part.content)
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+            on_text(event.delta.content_delta)
 
 
 def build_request(instructions: str, messages: Sequence[Message]) -> list[ModelMessage]:

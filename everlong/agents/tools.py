@@ -203,6 +203,10 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
+def _ignore(_: str) -> None:
+    """Drop the progress of a call: live output is off."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CallInfo:
     """A running tool call."""
@@ -216,6 +220,18 @@ class CallInfo:
     keys, so that an effect happens once even if the tool runs twice."""
     attempt: int
     """Number of the attempt, from 1."""
+    on_progress: Callable[[str], None] = dataclasses.field(
+        default=_ignore, repr=False, compare=False
+    )
+    """What takes the texts of `progress`."""
+
+    def progress(self, text: str) -> None:
+        """Show people who follow the thread how far the call is, as in "34 of 200 files".
+
+        Best effort: the newest text is shown while the call runs, up to 300 characters, and stored
+        nowhere. It may be called often, from any thread, and does nothing where live output is off.
+        """
+        self.on_progress(text)
 
 
 _CURRENT: contextvars.ContextVar[CallInfo] = contextvars.ContextVar("everlong_call")

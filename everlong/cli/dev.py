@@ -127,6 +127,7 @@ async def _dev(
                 ui_port=ui_port,
                 report=report,
                 worker_may_fail=watch is not None,
+                live=True,
             )
         )
         report.end_line()

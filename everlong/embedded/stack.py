@@ -54,13 +54,15 @@ class EmbeddedStack:
         prepare: Callable[[Path], None] = lambda _: None,
         report: Callable[[str, float | None], None] = lambda _name, _seconds: None,
         worker_may_fail: bool = False,
+        live: bool = False,
     ) -> AsyncIterator[Self]:
         """Start the stack in `settings.data_dir`, with the data that is there.
 
         `prepare` is called with the directory once it is locked. Without explicit ports, Temporal's
         usual ones are used if they are free, or else any free ones. `report` is called with a part's
         name and None when it is waited for, and with its seconds when it is ready. A worker that does
-        not start is an error, unless it `may_fail`: then the stack runs without one.
+        not start is an error, unless it `may_fail`: then the stack runs without one. With `live`, the
+        worker sends live output to the dashboard.
         """
         data_dir = settings.data_dir
         async with contextlib.AsyncExitStack() as cleanup:
@@ -79,7 +81,12 @@ class EmbeddedStack:
             cleanup.callback(server.process.stop)
             report("Temporal server", time.monotonic() - started)
             settings = point_to_embedded(settings, server.address)
-            settings = dataclasses.replace(settings, temporal_ui=server.ui_url)
+            settings = dataclasses.replace(
+                settings,
+                temporal_ui=server.ui_url,
+                live_url=f"http://{LOOPBACK}:{codec_port}" if live else "",
+                live_token="",
+            )
             started = time.monotonic()
             codec_server = start_codec_server(settings, codec_port, server.ui_port)
             cleanup.callback(codec_server.stop)

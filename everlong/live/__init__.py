@@ -4,5 +4,6 @@ Best effort. It holds no state of a thread: what a listener misses is in the jou
 """
 
 from everlong.live.models import LiveServer
+from everlong.live.sender import LiveSender
 
-__all__ = ["LiveServer"]
+__all__ = ["LiveSender", "LiveServer"]

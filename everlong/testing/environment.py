@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from everlong.agents import Agent, Model, Reply, Tool
+from everlong.agents import Agent, Model, Reply, TakeText, Tool, can_stream
 from everlong.errors import ConfigError, ModelRefused, ModelUnavailable
 from everlong.models import Message
 from everlong.plugin import EverlongPlugin
@@ -237,8 +237,24 @@ class _WatchedModel:
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> Reply:
         """See `Model`."""
+        return await self._watch(self._model.reply(instructions, messages, tools))
+
+    async def stream_reply(
+        self,
+        instructions: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        on_text: TakeText,
+    ) -> Reply:
+        """See `StreamingModel`. A model that cannot stream gives the whole reply."""
+        model = self._model
+        if not can_stream(model):
+            return await self.reply(instructions, messages, tools)
+        return await self._watch(model.stream_reply(instructions, messages, tools, on_text))
+
+    async def _watch(self, replying: Awaitable[Reply]) -> Reply:
         try:
-            return await self._model.reply(instructions, messages, tools)
+            return await replying
         except (ModelUnavailable, ModelRefused):
             raise  # A script plays a provider that fails.
         except Exception as error:

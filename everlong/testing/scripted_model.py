@@ -1,13 +1,15 @@
 """A model that follows a script: no API key, no network, the same replies on every run."""
 
+import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic_core import to_json
 
-from everlong.agents import Reply, Tool
+from everlong.agents import Reply, TakeText, Tool
 from everlong.errors import ConfigError
 from everlong.models import Message, ToolCall
 
@@ -15,6 +17,7 @@ Answer: TypeAlias = str | ToolCall | Sequence[ToolCall] | Reply
 """A reply in a list: a text that ends the turn, one tool call, several, or a whole `Reply`."""
 Script: TypeAlias = Callable[[Sequence[Message]], Reply] | Sequence[Answer]
 """A function of the conversation, or a list of replies in order."""
+_WORD: Final = re.compile(r"\s*\S+\s*")
 
 
 class ScriptedModel:
@@ -27,11 +30,14 @@ class ScriptedModel:
     A list has the replies in order: `[call("read_log", service="api"), "The log is empty."]`. A request
     that is repeated gets the same reply again. The process counts, so a list is for tests; a request
     beyond its end raises `ConfigError`.
+
+    A reply takes `seconds`; as a stream, its words come evenly over that time.
     """
 
-    def __init__(self, script: Script, *, whole: bool = False) -> None:
+    def __init__(self, script: Script, *, whole: bool = False, seconds: float = 0.0) -> None:
         self._script = script
         self._whole = whole
+        self._seconds = seconds
         self._numbers: dict[bytes, int] = {}
         """Number of the reply to each request, by the request's digest."""
 
@@ -39,6 +45,26 @@ class ScriptedModel:
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> Reply:
         """See `Model`."""
+        reply = self._find_reply(messages)
+        await asyncio.sleep(self._seconds)
+        return reply
+
+    async def stream_reply(
+        self,
+        instructions: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        on_text: TakeText,
+    ) -> Reply:
+        """See `StreamingModel`."""
+        reply = self._find_reply(messages)
+        words = _WORD.findall(reply.text or "") or [""]
+        for word in words:
+            on_text(word)
+            await asyncio.sleep(self._seconds / len(words))
+        return reply
+
+    def _find_reply(self, messages: Sequence[Message]) -> Reply:
         if not callable(self._script):
             return self._find_next(self._script, messages)
         users = [number for number, message in enumerate(messages) if message.role == "user"]

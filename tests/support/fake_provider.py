@@ -2,8 +2,9 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 Json = dict[str, Any]
@@ -86,7 +87,7 @@ def _encode(response: Response, stream: bool) -> bytes:
     kind = "application/json"
     if isinstance(response.body, bytes):
         body = response.body
-    elif stream and response.body["type"] == "message":
+    elif stream and response.status == 200:
         body, kind = encode_stream(response.body), "text/event-stream"
     else:
         body = json.dumps(response.body).encode()
@@ -96,7 +97,74 @@ def _encode(response: Response, stream: bool) -> bytes:
 
 
 def encode_stream(message: Json) -> bytes:
-    """Return a reply of Anthropic's as a stream of events."""
+    """Return a reply as a stream of events, in the format of its provider."""
+    if message.get("object") == "chat.completion":
+        lines = [json.dumps(each) for each in _list_chat_chunks(message)]
+        return b"".join(f"data: {line}\n\n".encode() for line in [*lines, "[DONE]"])
+    is_openai = message.get("object") == "response"
+    events = _list_responses_events(message) if is_openai else _list_anthropic_events(message)
+    return b"".join(
+        f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events
+    )
+
+
+def _split(text: str) -> list[str]:
+    """Return the words of a text, as models give them."""
+    return [word + " " for word in text.split(" ")[:-1]] + text.split(" ")[-1:] if text else []
+
+
+def _list_chat_chunks(message: Json) -> Iterator[Json]:
+    [choice] = message["choices"]
+    whole = choice["message"]
+    deltas: list[Json] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": word} for word in _split(whole["content"] or "")]
+    deltas += [
+        {"tool_calls": [{**call, "index": index}]}
+        for index, call in enumerate(whole.get("tool_calls", ()))
+    ]
+    common = {key: message[key] for key in ("id", "created", "model")}
+    common["object"] = "chat.completion.chunk"
+    for delta in deltas:
+        yield common | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    ended = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    yield common | {"choices": [ended]}
+    yield common | {"choices": [], "usage": message["usage"]}
+
+
+def _list_responses_events(message: Json) -> Iterator[Json]:
+    numbers = itertools.count()
+
+    def build(kind: str, **fields: Any) -> Json:
+        return {"type": f"response.{kind}", "sequence_number": next(numbers), **fields}
+
+    yield build("created", response={**message, "status": "in_progress", "output": []})
+    for index, item in enumerate(message["output"]):
+        place = {"item_id": item["id"], "output_index": index}
+        if item["type"] == "message":
+            yield build("output_item.added", output_index=index, item={**item, "content": []})
+            [part] = item["content"]
+            place["content_index"] = 0
+            yield build("content_part.added", **place, part={**part, "text": ""})
+            for word in _split(part["text"]):
+                yield build("output_text.delta", **place, delta=word, logprobs=[])
+            yield build("output_text.done", **place, text=part["text"], logprobs=[])
+            yield build("content_part.done", **place, part=part)
+        elif item["type"] == "function_call":
+            yield build("output_item.added", output_index=index, item={**item, "arguments": ""})
+            yield build("function_call_arguments.delta", **place, delta=item["arguments"])
+            yield build(
+                "function_call_arguments.done",
+                **place,
+                name=item["name"],
+                arguments=item["arguments"],
+            )
+        else:
+            yield build("output_item.added", output_index=index, item=item)
+        yield build("output_item.done", output_index=index, item=item)
+    yield build("completed", response=message)
+
+
+def _list_anthropic_events(message: Json) -> list[Json]:
     events: list[Json] = [
         {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
     ]
@@ -120,9 +188,7 @@ def encode_stream(message: Json) -> bytes:
     ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
     events.append({"type": "message_delta", "delta": ended, "usage": message["usage"]})
     events.append({"type": "message_stop"})
-    return b"".join(
-        f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events
-    )
+    return events
 
 
 Calls = Sequence[tuple[str, str, str]]
