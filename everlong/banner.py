@@ -55,7 +55,7 @@ def describe_server(
     origins = ", ".join(cors_origins)
     return [
         ("dashboard", url),
-        ("API", f"{url}/api/v1"),
+        ("API", f"{url}/api/v1, described at {url}/api/docs"),
         (
             "codec",
             f"{url}, for the Temporal CLI" + (f" and the UI at {origins}" if origins else ""),

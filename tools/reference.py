@@ -18,20 +18,22 @@ from everlong.admin.web.app import create_admin_app
 from everlong.admin.web.auth import Access
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.openapi import Model, Operation, TypeText, describe_api
+from everlong.admin.web.pages.filters import split_code
 from everlong.cli.app import GROUPS, load_command
 from everlong.cli.help import Command, describe_param, is_argument
 from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore
 from everlong.telemetry import METRICS
+from everlong.telemetry.span_table import CONTENTS, IDENTITY, SPANS
 
 _MARKS: Final = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
 
 def escape(text: str) -> str:
     """Return plain text with code in backticks as Markdown, for a cell of a table."""
-    parts = re.split(r"`([^`]+)`", " ".join(text.split()))
     return "".join(
-        code(part) if at % 2 else _MARKS.sub(r"\\\1", part) for at, part in enumerate(parts)
+        code(part) if is_code else _MARKS.sub(r"\\\1", part)
+        for part, is_code in split_code(" ".join(text.split()))
     )
 
 
@@ -126,6 +128,20 @@ def generate_metrics() -> str:
     return "\n".join(parts)
 
 
+def generate_spans() -> str:
+    """Return the table of the spans, after the attributes that all of them have."""
+    rows = [
+        (code(each.name), escape(each.measures), ", ".join(map(code, each.attributes)))
+        for each in SPANS
+    ]
+    parts = [
+        f"Every span of a thread has {', '.join(map(code, IDENTITY))}.\n",
+        build_table(["span", "measures", "other attributes"], rows),
+        f"Only if contents are switched on: {', '.join(map(code, CONTENTS))}.\n",
+    ]
+    return "\n".join(parts)
+
+
 def generate_http() -> str:
     """Return the reference of the HTTP API, from its OpenAPI document."""
     api = describe_api(build_openapi())
@@ -211,13 +227,9 @@ def _describe_model(model: Model) -> str:
 
 def _show_type(found: TypeText) -> str:
     """Return a type as code, with a link for each model in it."""
-    if not found.models:
-        return code(found.text)
-    names = "|".join(sorted(map(re.escape, set(found.models)), key=len, reverse=True))
-    parts = re.split(rf"\b({names})\b", found.text)
     shown = [
-        f"[`{part}`](#{part.lower()})" if part in found.models else code(part.strip())
-        for part in parts
+        f"[`{part}`](#{part.lower()})" if is_model else code(part.strip())
+        for part, is_model in found.parts
     ]
     return " ".join(part for part in shown if part)
 
@@ -273,4 +285,5 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "metrics": generate_metrics,
     "python": generate_python,
     "settings": generate_settings,
+    "spans": generate_spans,
 }

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from everlong.telemetry import METRICS
+from everlong.telemetry import METRICS, spans
+from everlong.telemetry.span_table import CONTENTS, IDENTITY, SPANS
 from tools import reference
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,29 @@ def test_every_setting_is_in_the_settings_page() -> None:
 def test_every_metric_is_in_the_metrics_page() -> None:
     text = reference.generate_metrics()
     assert [each.name for each in METRICS if f"`{each.name}`" not in text] == []
+
+
+def test_every_span_and_attribute_of_the_code_is_in_the_table() -> None:
+    """Literals of attributes, in the files that emit spans; names of metrics are no attributes."""
+    files = [
+        *("telemetry/spans.py", "telemetry/steps.py", "activities/model_calls.py"),
+        *("interceptors/resume.py", "codecs/offload.py", "client/archives.py", "sweep/sweep.py"),
+    ]
+    text = "".join((ROOT / "everlong" / name).read_text() for name in files)
+    text = text.replace("{RESUME}", spans.RESUME)
+    used = set(re.findall(r'"((?:everlong|gen_ai|error)\.[a-z_.]+)"', text))
+    labels = {label for each in METRICS for label in each.labels}
+    used -= {each.name for each in METRICS} | (labels - {spans.ERROR})
+    described = {*IDENTITY, *CONTENTS, *(name for each in SPANS for name in each.attributes)}
+    named = {each.name.partition(" ")[0] for each in SPANS}
+    assert used - described - named - {spans.RESUME} == set()
+    assert len(used) > 60
+    assert {spans.INVOKE_AGENT, spans.CHAT, spans.EXECUTE_TOOL} <= named
+
+
+def test_every_span_is_in_the_metrics_page() -> None:
+    text = reference.generate_spans()
+    assert [each.name for each in SPANS if f"`{each.name}`" not in text] == []
 
 
 def test_every_command_and_its_options_are_in_the_command_line_page() -> None:

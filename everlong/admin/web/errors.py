@@ -41,7 +41,7 @@ from everlong.models import make_printable
 
 _LOG: Final = logging.getLogger(__name__)
 _MESSAGE_CHARS_MAX: Final = 2_000
-API_PREFIX: Final = "/api/"
+API_PREFIX: Final = "/api/v1/"
 
 # The first match counts.
 _STATUSES: Final[tuple[tuple[type[EverlongError], int], ...]] = (

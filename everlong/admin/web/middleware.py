@@ -212,7 +212,7 @@ class RequestLimits:
 def _choose_count(scope: Scope) -> tuple[str, int]:
     """Return the total that a request counts in, and its bound."""
     path: str = scope["path"]
-    is_live = path.startswith(f"{API_PREFIX}v1/threads/") and path.endswith("/live")
+    is_live = path.startswith(f"{API_PREFIX}threads/") and path.endswith("/live")
     # Five slashes: not the page of a thread with the id `live`.
     if scope["method"] == "GET" and is_live and path.count("/") == 5:
         return "streams", STREAMS_MAX

@@ -6,6 +6,7 @@ what FastAPI writes of it, and no other OpenAPI.
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,15 @@ class TypeText:
 
     text: str
     models: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, bool], ...]:
+        """The text in parts; True for one that is the name of a model."""
+        if not self.models:
+            return ((self.text, False),) if self.text else ()
+        names = "|".join(sorted(map(re.escape, set(self.models)), key=len, reverse=True))
+        found = re.split(rf"\b({names})\b", self.text)
+        return tuple((part, part in self.models) for part in found if part)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Depends
 from everlong.admin.web.auth import make_permission_check
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import (
+    api_docs,
     approvals,
     archives,
     fleet,
@@ -23,7 +24,7 @@ def create_pages_router(context: AppContext) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     # A second check after the guard: no page is shown without a user.
     checks = [Depends(make_permission_check("read"))]
-    for page in (threads, thread, archives, approvals, fleet, query):
+    for page in (threads, thread, archives, approvals, fleet, query, api_docs):
         router.include_router(page.create_router(layout), dependencies=checks)
     router.include_router(create_login_router(layout))
     return router

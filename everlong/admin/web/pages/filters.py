@@ -223,6 +223,12 @@ def _escape(character: str) -> str:
     return json.dumps(character)[1:-1]
 
 
+def split_code(text: str) -> list[tuple[str, bool]]:
+    """Return the parts of a text; True for one that stands in backticks, which are left out."""
+    parts = re.split(r"`([^`]+)`", text)
+    return [(part, at % 2 == 1) for at, part in enumerate(parts) if part]
+
+
 def make_mark(*parts: str) -> str:
     """Return a short digest of the parts, for ids of HTML elements."""
     name = "\0".join(parts).encode(errors="replace")

@@ -58,6 +58,7 @@ def make_environment() -> jinja2.Environment:
         api=filters.build_api_url,
         cut=shorten,
         spark=charts.build_spark,
+        code_parts=filters.split_code,
         utf8_bytes=lambda text: len(text.encode(errors="replace")),
     )
     environment.globals["release"] = hash_static_files()
