@@ -30,7 +30,7 @@ test: $(READY) ## Run all tests, against a real Temporal server
 
 # Tests that `make test` leaves out (marked `full`) or runs at a smaller size (`scaled`): benches, fewer examples of a
 # property, fewer steps, fewer kills.
-FULL_TESTS = $(shell grep -lrE 'scaled\(|mark\.full' tests --include='test_*.py')
+FULL_TESTS = $(shell grep -lrE '\bscaled\b|mark\.full' tests --include='test_*.py')
 .PHONY: test-full
 test-full: $(READY) ## Run the tests that make test leaves out or shortens, at their full size
 	PYTHONDONTWRITEBYTECODE= EVERLONG_FULL_TESTS=1 $(BIN)/pytest $(PYTEST_SPREAD) $(FULL_TESTS)

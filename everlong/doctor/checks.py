@@ -237,8 +237,8 @@ async def check_runs(client: Client) -> Finding:
     count = report.open_runs
     which = "open runs" if report.is_complete else "newest open runs"
     text = (
-        f"of {count.looked_at} {which}, {count.refs} hold refs to the store and {count.inline} only "
-        "compressed or sealed payloads"
+        f"{which} read: {count.looked_at}; {count.refs} with refs to the store, {count.inline} with "
+        "compressed or sealed payloads only"
     )
     if count.holding:
         text += ": the plugin must stay while there are any (everlong drain counts them all)"

@@ -147,5 +147,5 @@ async def test_the_doctor_says_how_many_open_runs_hold_payloads(namespace: Names
     await namespace.report(1, 0)
     finding = await check_runs(namespace.client)
     assert finding.status == "ok"
-    assert "hold refs to the store" in finding.text
+    assert "with refs to the store" in finding.text
     assert "the plugin must stay" in finding.text
