@@ -1,8 +1,8 @@
 # `make help` lists the targets. They need only Python 3.11+ and make; uv is used if it is installed.
 PYTHON ?= python3
-# Tests wait more than they compute: three processes keep two cores busy.
-PYTEST_WORKERS ?= 3
-# Long tests first; tests with a server one by one (tests/support/scheduler.py).
+# Tests wait more than they compute: five processes keep two cores busy.
+PYTEST_WORKERS ?= 5
+# Tests with a server one by one, browser tests in two processes (tests/support/scheduler.py).
 PYTEST_SPREAD := -n $(PYTEST_WORKERS) --dist loadscope --no-loadscope-reorder
 UV ?= uv
 BIN := .venv/bin

@@ -1,7 +1,7 @@
 """Fixtures of all tests, and the order and distribution of tests over the test processes."""
 
-import asyncio
 import gc
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +11,12 @@ import pytest
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from xdist.remote import Producer  # type: ignore[import-untyped] # it has no stubs
 
-from everlong.embedded import TemporalServer, start_server
+from everlong.embedded import TemporalServer
 from everlong.interceptors import sdk_internals
 from everlong.storage import BlobStore, open_store
-from everlong.testing.time_skipping import SERVER_SETTINGS
-from tests.support.namespaces import QUICK_DELETES
 from tests.support.scale import IS_FULL
-from tests.support.scheduler import Scheduler
+from tests.support.scheduler import Scheduler, spread
+from tests.support.temporal_server import run_test_server, save_go_cpu
 
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
@@ -25,17 +24,18 @@ if TYPE_CHECKING:
 pytest_plugins = ["everlong.testing.pytest_plugin"]
 
 HERE = Path(__file__).parent
+save_go_cpu()
 # The sandbox imports the module of a workflow again for each run and each replay. A test module
 # would bring 85 modules of pytest with it, which takes 0.2 s of CPU each time.
 SandboxRestrictions.default.passthrough_modules.update(
     ("pytest", "_pytest", "pytest_asyncio", "pluggy", "pygments", "iniconfig", "py", "hypothesis")
 )
-# Folders whose tests need a server, those with the longest tests first.
-SERVER = ("faults", "server", "browser")
+# Folders whose tests need a server, in their order.
+SERVER = ("browser", "server", "faults")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that need a server, leave out the full ones, and put long tests first.
+    """Mark tests that need a server, leave out the full ones, and order the rest.
 
     `make check` leaves out what is marked `server`; only `make test-full` runs what is marked `full`.
     """
@@ -45,8 +45,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not IS_FULL:
         config.hook.pytest_deselected(items=[item for item in items if is_full(item)])
         items[:] = [item for item in items if not is_full(item)]
-    # A long test at the end would leave the other processes idle: unit tests fill the gaps.
     items.sort(key=rank)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Fault tests mostly wait for timeouts, which leaves the CPU to the server tests between them.
+        faults = [item for item in items if folder_of(item) == "faults"]
+        server = [item for item in items if folder_of(item) == "server"]
+        first = sum(folder_of(item) == "browser" for item in items)
+        items[first : first + len(faults) + len(server)] = spread(faults, server)
+
+
+def rank(item: pytest.Item) -> int:
+    """Return the place of a test's folder. Browser tests are the longest lists; unit tests fill gaps."""
+    folder = folder_of(item)
+    return SERVER.index(folder) if folder in SERVER else len(SERVER)
 
 
 def is_full(item: pytest.Item) -> bool:
@@ -55,11 +66,6 @@ def is_full(item: pytest.Item) -> bool:
 
 def folder_of(item: pytest.Item) -> str:
     return item.path.relative_to(HERE).parts[0]
-
-
-def rank(item: pytest.Item) -> int:
-    folder = folder_of(item)
-    return SERVER.index(folder) if folder in SERVER else len(SERVER)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -94,11 +100,7 @@ def features_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    folder = tmp_path_factory.mktemp("temporal")
-    running = asyncio.run(
-        start_server(folder, dynamic_config={**QUICK_DELETES, **SERVER_SETTINGS}, durable=False)
-    )
-    with running.process:
+    with run_test_server(tmp_path_factory.mktemp("temporal")) as running:
         yield running
 
 

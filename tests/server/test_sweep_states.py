@@ -1,7 +1,6 @@
 """Runs and schedules of a real server that a sweep could misread: paused, not listed, deleted."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from everlong import EverlongPlugin
 from everlong.codecs import EverlongCodec
 from everlong.codecs.payloads import walk_payloads
-from everlong.embedded import TemporalServer, start_server
+from everlong.embedded import TemporalServer
 from everlong.models import SweepOptions
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore, open_packs
@@ -31,7 +30,6 @@ from everlong.sweep import Histories, Sweep
 from everlong.sweep.history_reader import Run
 from tests.support.namespaces import (
     AT_ONCE,
-    QUICK_DELETES,
     delete,
     end,
     list_sizes,
@@ -42,24 +40,13 @@ from tests.support.namespaces import (
 from tests.support.sample_payloads import noise
 
 SWEEPS = 3
-PAUSES = {"frontend.WorkflowPauseEnabled": "true"}
-
-
-@pytest.fixture(scope="module")
-def pausing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    config = {**QUICK_DELETES, **PAUSES}
-    running = asyncio.run(
-        start_server(tmp_path_factory.mktemp("temporal"), dynamic_config=config, durable=False)
-    )
-    with running.process:
-        yield running
 
 
 @pytest.fixture
-async def client(pausing_server: TemporalServer, store: BlobStore) -> Client:
-    namespace = await new_namespace(pausing_server.address)
+async def client(server: TemporalServer, store: BlobStore) -> Client:
+    namespace = await new_namespace(server.address)
     plugin = EverlongPlugin(store=store, inline_bytes_max=512)
-    return await Client.connect(pausing_server.address, namespace=namespace, plugins=[plugin])
+    return await Client.connect(server.address, namespace=namespace, plugins=[plugin])
 
 
 def large(number: int) -> str:

@@ -16,12 +16,11 @@ from temporalio.client import Client
 from everlong import Policy
 from everlong.admin.web import Access, AppContext, create_admin_app
 from everlong.client.thread_list import ThreadList
-from everlong.embedded import start_server
 from everlong.embedded.server import find_free_port
 from everlong.models import ThreadStatus
 from everlong.storage import open_store
 from tests.support.dashboard_agent import agent
-from tests.support.namespaces import QUICK_DELETES
+from tests.support.temporal_server import start_test_server
 from tests.support.threads import Threads, open_threads
 
 # The shell has the same engine without windows, for a third of the CPU.
@@ -87,10 +86,10 @@ async def wait_until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) 
 @contextlib.asynccontextmanager
 async def open_stage(folder: Path) -> AsyncIterator[Stage]:
     """Start server, worker and dashboard; all tests of a process share them."""
-    server = await start_server(folder, dynamic_config=QUICK_DELETES, durable=False)
+    server = await start_test_server(folder)
     agents = [agent(), agent("tight", Policy(failed_turns_max=1))]
     store = open_store((folder / "blobs").as_uri())
-    with server.process:
+    try:
         async with (
             open_threads(server.address, store, *agents) as threads,
             threads.worker(),
@@ -112,6 +111,8 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
                     yield Stage(url, threads, context, browser)
             finally:
                 await browser.close()
+    finally:
+        server.process.kill()
 
 
 @contextlib.asynccontextmanager

@@ -23,11 +23,6 @@ from everlong.policy import Retention
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore, open_packs
 
-QUICK_DELETES = {
-    "history.transferProcessorEnsureCloseBeforeDelete": "false",
-    "history.visibilityProcessorEnsureCloseBeforeDelete": "false",
-}
-"""Server settings that delete a workflow within a second instead of half a minute."""
 AT_ONCE = Retention(payload_seconds=0, journal_seconds=0, quarantine_seconds=0)
 """Retention that quarantines all unreachable objects, and deletes them in the next sweep."""
 

@@ -126,7 +126,8 @@ def start_s3_server(data_dir: Path) -> Iterator[S3Server]:
     try:
         yield weed
     finally:
-        weed.stop()
+        weed.kill()  # Its data is not needed.
+        weed.stop()  # Removes its sockets.
 
 
 def _start_process(data_dir: Path) -> S3Server:

@@ -41,9 +41,10 @@ from everlong.models import SweepReport
 from everlong.policy import Retention
 from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore, open_packs
-from tests.support.namespaces import AT_ONCE, QUICK_DELETES, delete, list_sizes, sweep
+from tests.support.namespaces import AT_ONCE, delete, list_sizes, sweep
 from tests.support.self_killing_sweeper import CUT_OFF, PHASES, SHORT, sweep_once
 from tests.support.soak_agent import soak
+from tests.support.temporal_server import QUICK_DELETES
 
 QUEUE = "soak"
 INLINE_BYTES_MAX = 512
