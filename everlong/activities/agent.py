@@ -389,7 +389,8 @@ class AgentActivities:
                     )
                 )
         return ToolResult(
-            entry=entry,
+            # The only record of the sub-agent's thread: the workflow forgets its id with the call.
+            entry=dataclasses.replace(entry, data={"thread_id": collect.child_id}),
             written_bytes=_count_stored_bytes(written_bytes, reads),
             outcome="failed" if failed else "ok",
             digest=failure_digest(text) if failed else short_digest(text),

@@ -169,6 +169,8 @@ class ThreadOverview:
     """Newer archives that cannot be read, each with the reason."""
     is_gone: bool = False
     """Whether the server has no history of the thread, so that all fields come from its archive."""
+    parent_id: str = ""
+    """Thread that a sub-agent's thread answers to; empty for other threads."""
 
 
 async def load_overview(
@@ -210,6 +212,7 @@ async def load_overview(
         archive=archive,
         unreadable_archives=unreadable,
         is_gone=is_gone,
+        parent_id=found.parent_id,
     )
 
 

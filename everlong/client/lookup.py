@@ -77,6 +77,8 @@ class ThreadLookup:
     """The archive that all of this is read from, if the server has deleted the thread."""
     passed_over: tuple[str, ...] = ()
     """Newer archives that cannot be read, and why."""
+    parent_id: str = ""
+    """Thread that a sub-agent's thread answers to; empty for other threads."""
 
     @property
     def last_seq(self) -> int:
@@ -128,6 +130,7 @@ async def _look_up_on_server(
         run_events=info.history_length,
         run_history_bytes=info.history_size_bytes,
         unavailable=unavailable,
+        parent_id=info.parent_execution.workflow_id,
     )
 
 

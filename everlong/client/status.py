@@ -38,6 +38,8 @@ from everlong.models import (
     make_printable,
     thread_key,
 )
+from everlong.models.names import UNJOURNALLED_QUERY
+from everlong.models.state import Unjournalled
 from everlong.models.status import CALLS, ENDED, read_end
 from everlong.models.thread_ids import quote_id
 from everlong.storage.journal import Journal
@@ -190,6 +192,25 @@ async def list_pending(client: Client, thread_id: str) -> list[Approval]:
         if describe_end(description):
             return []
         return await get_answer(client, PENDING_QUERY, description, ask)
+
+
+async def read_unjournalled(client: Client, thread_id: str) -> Unjournalled | None:
+    """Return what a thread holds that its journal does not have yet; None if it has ended."""
+    handle = client.get_workflow_handle(thread_id)
+
+    async def ask() -> Unjournalled:
+        found: Unjournalled = await handle.query(
+            UNJOURNALLED_QUERY,
+            result_type=Unjournalled,
+            rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
+        )
+        return found
+
+    with translate_errors(thread_id):
+        description = await handle.describe()
+        if describe_end(description):
+            return None
+        return await get_answer(client, UNJOURNALLED_QUERY, description, ask)
 
 
 async def load_arguments(

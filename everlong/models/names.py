@@ -44,6 +44,7 @@ CALL_STATUS_SIGNAL: Final = "everlong.call_status"
 """From an activity to its thread: the call is tried again, is held, or is held no more."""
 STATUS_QUERY: Final = "status"
 PENDING_QUERY: Final = "pending"
+UNJOURNALLED_QUERY: Final = "unjournalled"
 
 DRAIN_HEADER: Final = "everlong-drain"
 """Header of activities and children that a draining run starts: their results are offloaded."""

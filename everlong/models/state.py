@@ -293,6 +293,25 @@ class ThreadState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unjournalled:
+    """Answer of the `unjournalled` query: what a thread holds that its journal does not have yet.
+
+    It has at most the size of the operational state.
+    """
+
+    head: SegmentRef | None = None
+    """Head of the journal that the entries continue."""
+    entries: tuple[Entry, ...] = ()
+    """Entries that the next model call will journal. Notes among them may still get another seq."""
+    calls: tuple[Call, ...] = ()
+    """Tool calls of the newest reply, until all of them have a result."""
+    inbox: tuple[SendMessage, ...] = ()
+    """Messages that wait for their turn, oldest first."""
+    messages: int = 0
+    """Messages received so far: the number of the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parent:
     """The thread that waits for this one's answer."""
 

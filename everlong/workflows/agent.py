@@ -50,8 +50,8 @@ from everlong.models import (
 )
 from everlong.models.json_payloads import to_raw
 from everlong.models.labels import ChangeLabels, change_labels
-from everlong.models.names import LABEL_UPDATE
-from everlong.models.state import replace_values
+from everlong.models.names import LABEL_UPDATE, UNJOURNALLED_QUERY
+from everlong.models.state import Unjournalled, replace_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
 from everlong.workflows.thread import Thread
@@ -453,6 +453,18 @@ class AgentWorkflow:
     def pending(self) -> list[Approval]:
         """Return the calls that wait for approval."""
         return approvals.list_pending(self._thread.state)
+
+    @workflow.query(name=UNJOURNALLED_QUERY)
+    def unjournalled(self) -> Unjournalled:
+        """Return what the thread holds that its journal does not have yet."""
+        state = self._thread.state
+        return Unjournalled(
+            head=state.head,
+            entries=transitions.take_notes(state).tail,
+            calls=state.calls,
+            inbox=state.inbox,
+            messages=state.counters.messages,
+        )
 
     def _refuse_if_stopping(self) -> None:
         if self._thread.stopping:

@@ -46,15 +46,14 @@ async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
     await wait_until(lambda: _is_gone(stage, "archive-1"), 60)
     await page.reload()
     await expect(page.get_by_text("Temporal no longer has this thread.")).to_be_visible()
-    entries = page.locator("[data-entries] details")
-    await expect(entries.first).to_contain_text("stop by ann: done with it")
+    await expect(page.locator("[data-turns] > li").last).to_contain_text("stop by ann: done with")
     await page.locator("summary", has_text="read_page").first.click()
     await expect(page.locator("[data-slice]").first).to_be_visible()
-    await page.locator("summary", has_text="Time travel").click()
+    await page.get_by_role("link", name="Time travel").click()
     await expect(page.get_by_text("Context of a model call at this entry")).to_be_visible()
     for hidden in ("Fork …", "Archive …", "Stop …"):
         await expect(page.get_by_role("button", name=hidden)).to_have_count(0)
-    await page.locator("summary", has_text="Runs").click()
+    await page.get_by_role("link", name="Runs", exact=True).click()
     await expect(page.get_by_text("Temporal no longer has any run of this thread")).to_be_visible()
     await check_page(page)
     await shoot(page, "thread-archived")
@@ -63,7 +62,7 @@ async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
     await dialog.get_by_label("Reason").fill("it is back")
     await dialog.get_by_role("button", name="Revive", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("archive-1-revived")
-    await expect(page.locator("[data-entries] details").first).to_contain_text("it is back")
+    await expect(page.locator("[data-turns] > li").last).to_contain_text("it is back")
     found = await stage.send_and_wait("archive-1-revived", "hello")
     assert found.counters.answered > 0
 

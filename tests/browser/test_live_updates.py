@@ -13,9 +13,9 @@ from tests.support.dashboard import Stage
 async def test_a_fork_of_a_grown_thread_begins_at_its_current_end(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("grown-1", "hello")
     await page.goto("/threads/grown-1")
-    await expect(page.locator("[data-entries]")).to_have_attribute("data-last-seq", "2")
+    await expect(page.locator("[data-turns]")).to_have_attribute("data-last", "2")
     await stage.send_and_wait("grown-1", "hello")
-    await expect(page.locator("[data-entries]")).to_have_attribute("data-last-seq", "4")
+    await expect(page.locator("[data-turns]")).to_have_attribute("data-last", "4")
     await page.get_by_role("button", name="Fork …").click()
     dialog = page.get_by_role("dialog")
     await expect(dialog.get_by_label("At entry")).to_have_value("4")
@@ -26,7 +26,7 @@ async def test_a_fork_of_a_grown_thread_begins_at_its_current_end(stage: Stage, 
 @pytest.mark.full
 async def test_the_limits_dialog_shows_current_limits(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("bounded-1", "hello")
-    await page.goto("/threads/bounded-1")
+    await page.goto("/threads/bounded-1?tab=state")
     dialog = page.get_by_role("dialog")
     for wanted, hint in (("50", "now 100,000"), ("60", "now 50")):
         await page.get_by_role("button", name="Set limits …").click()
@@ -41,11 +41,11 @@ async def test_the_limits_dialog_shows_current_limits(stage: Stage, page: Page) 
 async def test_a_page_opened_before_the_first_entry_fills(stage: Stage, page: Page) -> None:
     await stage.threads.start("early-1")
     await page.goto("/threads/early-1")
-    await expect(page.get_by_text("The journal is empty")).to_be_visible()
-    await expect(page.get_by_text("Time travel")).to_be_hidden()
+    await expect(page.get_by_text("Nothing has been said yet")).to_be_visible()
     await stage.send_and_wait("early-1", "hello")
-    await expect(page.locator("[data-entries]")).to_contain_text("you said hello")
-    await page.get_by_text("Time travel").click()
+    await expect(page.locator("[data-turns]")).to_contain_text("you said hello")
+    await expect(page.get_by_text("Nothing has been said yet")).to_have_count(0)
+    await page.get_by_role("link", name="Time travel").click()
     await expect(page.get_by_role("heading", name="After entry")).to_be_visible()
     await page.get_by_role("button", name="Fork …").click()
     await expect(page.get_by_role("dialog").get_by_label("At entry")).to_have_value("2")
@@ -76,8 +76,22 @@ async def test_late_rows_of_one_statement_are_not_shown_for_another(
     await expect(rows).to_have_text("the second")
 
 
-async def test_new_entries_do_not_move_the_view_of_older_ones(stage: Stage, page: Page) -> None:
-    await stage.send_and_wait("busy-1", "read 30")
+async def test_new_entries_do_not_move_what_is_read(stage: Stage, page: Page) -> None:
+    await stage.send_and_wait("read-1", "read 24")
+    await page.goto("/threads/read-1")
+    read = page.locator("#entry-20")
+    await read.scroll_into_view_if_needed()
+    top = "e => Math.round(e.getBoundingClientRect().top)"
+    before = await read.evaluate(top)
+    await stage.send_and_wait("read-1", "hello")
+    await expect(page.get_by_role("button", name="New entries")).to_be_visible()
+    assert await read.evaluate(top) == before
+    await page.get_by_role("button", name="New entries").click()
+    await expect(page.get_by_text("you said hello")).to_be_in_viewport()
+
+
+async def test_new_entries_do_not_turn_the_pages_of_the_journal(stage: Stage, page: Page) -> None:
+    await stage.send_and_wait("busy-1", "read 14")
     go, asked = asyncio.Event(), asyncio.Event()
 
     async def slow_newest(route: Route) -> None:
@@ -87,7 +101,7 @@ async def test_new_entries_do_not_move_the_view_of_older_ones(stage: Stage, page
         with contextlib.suppress(Error):
             await route.continue_()
 
-    await page.goto("/threads/busy-1")
+    await page.goto("/threads/busy-1?tab=state")
     await page.route("**/fragments/journal*", slow_newest)
     await stage.send_and_wait("busy-1", "hello")
     await asyncio.wait_for(asked.wait(), 90)

@@ -50,9 +50,7 @@ async def test_the_compact_dialog_shows_the_saving_and_compacts(stage: Stage, pa
     await shoot(page, "act-compact", whole=False)
     await dialog.get_by_label("Your name").fill("ann")
     await done(page, dialog, "Compact", "compact")
-    await expect(page.locator("[data-entries]")).to_contain_text(
-        "compact by ann: the test wants it"
-    )
+    await expect(page.locator("[data-turns]")).to_contain_text("compact by ann: the test wants it")
 
     async def is_compacted() -> bool:
         return (await read_status(stage.client, "compact-1")).counters.compactions == 1
@@ -87,6 +85,7 @@ async def test_the_limits_dialog_names_limits_that_would_be_reached_at_once(
     await dialog.get_by_label("Steps", exact=True).fill("1234")
     await expect(dialog.locator(".preview")).to_contain_text("steps_max from 100,000 to 1,234")
     await done(page, dialog, "Set limits", "steps_max")
+    await page.get_by_role("link", name="State", exact=True).click()
     await expect(page.get_by_role("img", name="Steps: 4 of 1,234")).to_be_visible()
     assert (await read_status(stage.client, "limits-1")).policy.steps_max == 1234
 
@@ -104,8 +103,7 @@ async def test_the_dialog_refuses_invalid_values(stage: Stage, page: Page) -> No
 async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("fork-1", "remember blue")
     await stage.send_and_wait("fork-1", "hello")
-    await page.goto("/threads/fork-1")
-    await page.get_by_text("Time travel").click()
+    await page.goto("/threads/fork-1?tab=time-travel")
     await page.get_by_label("Entry", exact=True).fill("2")
     await page.get_by_role("button", name="Fork here …").click()
     dialog = page.get_by_role("dialog")
@@ -115,7 +113,7 @@ async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page
     await dialog.get_by_label("Id of the new thread").fill("fork-1-b")
     await dialog.get_by_role("button", name="Fork", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("fork-1-b")
-    await expect(page.locator("[data-entries]")).to_contain_text("of thread fork-1 at 2")
+    await expect(page.locator("[data-turns]")).to_contain_text("of thread fork-1 at 2")
 
 
 @pytest.mark.guarantee(105)

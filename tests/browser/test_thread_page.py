@@ -1,9 +1,10 @@
-"""Page of one thread: its sizes, its journal and its past."""
+"""Page of one thread: its conversation, and the tabs beside it."""
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 
+from everlong.client.status import read_status
 from tests.support.dashboard import Stage, open_page, shoot
 from tests.support.page_checks import check_page
 
@@ -22,19 +23,28 @@ async def test_a_thread_shows_its_sizes_limits_charts_and_journal(
     await page.goto(thread_url)
     await expect(page.get_by_role("heading", level=1)).to_have_text("shown-1")
     await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
+    await expect(page.get_by_text("ops · 15 steps · ")).to_be_visible()
+    turns = page.locator("[data-turns] > li")
+    await expect(turns.last).to_contain_text("remembered")
+    assert await turns.count() == 18
+    await check_page(page)
+    await shoot(page, "thread", whole=False)
+    await page.get_by_role("link", name="State", exact=True).click()
+    await expect(page.get_by_role("img", name="Steps: 15 of 100,000")).to_be_visible()
+    assert await page.locator("[data-entries] > li").count() == 20
+    await check_page(page)
+    await shoot(page, "thread-state")
+    await page.get_by_role("link", name="Size", exact=True).click()
     figures = page.get_by_role("region", name="Sizes")
     for name in ("Operational state", "Context", "Stored", "History", "Steps"):
         await expect(figures.get_by_text(name, exact=True)).to_be_visible()
-    await expect(page.get_by_role("img", name="Steps: 15 of 100,000")).to_be_visible()
     for title in ("Size over time", "Size per step"):
         await expect(page.get_by_role("img", name=title)).to_be_visible()
     await page.locator("summary", has_text="Figures").nth(1).click()
     table = page.get_by_role("region", name="Size per step, figures")
     assert await table.locator("tbody tr").count() == 15
-    await expect(page.get_by_text("you said", exact=False).first).to_be_hidden()
-    assert await page.locator("[data-entries] > li").count() == 31
     await check_page(page)
-    await shoot(page, "thread")
+    await shoot(page, "thread-size")
 
 
 @pytest.mark.guarantee(104)
@@ -45,39 +55,41 @@ async def test_bodies_are_read_when_they_are_opened_and_long_ones_in_slices(
     asked: list[str] = []
 
     def note(request: Request) -> None:
-        if "/fragments/body" in request.url:
+        if "/fragments/call" in request.url or "/fragments/body" in request.url:
             asked.append(request.url)
 
     page.on("request", note)
     await page.goto("/threads/long-1")
-    entry = page.locator("[data-key='3'] details")
-    await expect(entry).to_contain_text("tool result")
+    call = page.locator("[data-key='2'] details.call")
+    await expect(call).to_contain_text("long_report")
+    await expect(page.get_by_text("line 004000 of the report")).to_have_count(0)
     assert asked == []
-    await entry.locator("summary").click()
-    body = entry.locator("[data-slice]")
+    await call.locator("summary").click()
+    body = call.locator("[data-slice]")
     await expect(body).to_contain_text("line 000000 of the report")
+    await expect(call.locator(".arguments")).to_have_text("{}")
     assert len(asked) == 1
     shown = len(await body.inner_text())
     assert shown < 70_000
-    await entry.get_by_role("button", name="Show more").click()
+    await call.get_by_role("button", name="Show more").click()
     await expect(body).to_contain_text("line 004000 of the report")
     assert len(await body.inner_text()) > shown
     await check_page(page)
     await shoot(page, "thread-body", whole=False)
     async with page.expect_download() as download:
-        await entry.get_by_role("link", name="Download").click()
+        await call.get_by_role("link", name="Download").click()
     text = (await (await download.value).path()).read_text()
     assert text.endswith("of the report\n")
     assert len(text) > 190_000
-    await entry.get_by_role("button", name="Show as JSON").click()
-    await expect(entry.locator("[data-slice]")).to_contain_text('"parts"')
+    await call.get_by_role("button", name="Show as JSON").click()
+    await expect(call.locator("[data-slice]")).to_contain_text('"parts"')
 
 
 async def test_the_slider_shows_state_context_and_changes(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("past-1", "remember blue")
     await stage.send_and_wait("past-1", "read 6")
     await page.goto("/threads/past-1")
-    await page.get_by_text("Time travel").click()
+    await page.get_by_role("link", name="Time travel").click()
     scene = page.locator("[data-scene]")
     await expect(scene).to_contain_text("This is the newest entry.")
     slider = page.get_by_role("slider", name="Entry to look at")
@@ -110,20 +122,23 @@ async def test_thread_content_is_rendered_as_text_and_never_as_markup(
     await expect(card).to_have_count(0)
     await stage.threads.wait_for_answers("evil-1", number)
     await page.goto("/threads/evil-1")
-    entry = page.locator("[data-key='1'] details")
-    await expect(entry.locator(".text")).to_contain_text(evil)
-    await entry.locator("summary").click()
-    await expect(entry.locator("[data-slice]")).to_contain_text(evil)
-    await page.get_by_text("Time travel").click()
-    await expect(page.locator("[data-scene]")).to_contain_text(evil)
+    turns = page.locator("[data-turns]")
+    await expect(turns.locator("[data-key='1']")).to_contain_text(evil)
+    await turns.locator("details.call summary").click()
+    await expect(turns.locator(".arguments")).to_contain_text(evil)
+    await expect(turns.locator("[data-slice]")).to_contain_text(evil)
+    # The reply repeats it, and is Markdown.
+    await expect(turns.locator(".md")).to_contain_text("<img src=/nope")
+    for tab, place in (("state", "[data-entries]"), ("time-travel", "[data-scene]")):
+        await page.goto(f"/threads/evil-1?tab={tab}")
+        await expect(page.locator(place)).to_contain_text(evil)
     assert await page.evaluate("window.hacked") is None
 
 
 @pytest.mark.full
 async def test_runs_link_to_the_temporal_ui(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("runs-1", "hello")
-    await page.goto("/threads/runs-1")
-    await page.get_by_text("one Temporal execution each").click()
+    await page.goto("/threads/runs-1?tab=runs")
     link = page.get_by_role("link", name="in the Temporal UI")
     run_id = (await stage.client.get_workflow_handle("runs-1").describe()).run_id
     place = f"/namespaces/default/workflows/runs-1/{run_id}/history"
@@ -131,29 +146,47 @@ async def test_runs_link_to_the_temporal_ui(stage: Stage, page: Page) -> None:
 
 
 async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -> None:
-    await stage.send_and_wait("follow-1", "hello")
+    await stage.send_and_wait("follow-1", "read 1")
     await page.goto("/threads/follow-1")
-    first = page.locator("[data-key='1'] details")
-    await first.locator("summary").click()
-    await expect(first.locator("[data-slice]")).to_contain_text("hello")
+    call = page.locator("[data-key='2'] details.call")
+    await call.locator("summary").click()
+    await expect(call.locator("[data-slice]")).to_contain_text("# result 0")
     await page.evaluate("window.kept = true")
-    number = await stage.send("follow-1", "tick 8")
+    await page.get_by_label("Message to follow-1").fill("tick 6")
+    await page.keyboard.press("Control+Enter")
     await expect(page.get_by_text("Working on message 2.")).to_be_visible()
-    await expect(page.locator("[data-entries]")).to_contain_text("tick 1")
+    await expect(page.get_by_label("Message to follow-1")).to_have_value("")
+    await expect(page.locator("[data-turns]")).to_contain_text("tick 1")
     await shoot(page, "thread-live", whole=False)
-    await stage.threads.wait_for_answers("follow-1", number)
+    await stage.threads.wait_for_answers("follow-1", 2)
     await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
-    await expect(page.locator("[data-key='19']")).to_be_visible()
-    # An opened entry stays open, with its text loaded.
-    await expect(first.locator("[data-slice]")).to_contain_text("hello")
+    await expect(page.locator("[data-key='18']")).to_be_in_viewport()
+    # An opened call stays open, with its text loaded.
+    await expect(call.locator("[data-slice]")).to_contain_text("# result 0")
     assert await page.evaluate("window.kept")
+
+
+async def test_a_failed_turn_is_sent_again_and_a_draft_is_kept(stage: Stage, page: Page) -> None:
+    await stage.send_and_wait("again-1", "fail")
+    await page.goto("/threads/again-1")
+    await expect(page.locator(".turn.failure")).to_contain_text("the provider will not")
+    await page.get_by_label("Message to again-1").fill("a draft")
+    await check_page(page)
+    await shoot(page, "thread-failed", whole=False)
+    await page.get_by_role("button", name="Send the message again").click()
+    await expect(page.locator(".turn.failure")).to_have_count(2)
+    assert (await read_status(stage.client, "again-1")).counters.messages == 2
+    await page.reload()
+    await expect(page.get_by_label("Message to again-1")).to_have_value("a draft")
+    # Only the failure that ends the conversation has the button.
+    await expect(page.get_by_role("button", name="Send the message again")).to_have_count(1)
 
 
 async def test_a_thread_page_fits_390_pixels(stage: Stage, thread_url: str) -> None:
     async with open_page(stage, width=390, height=844) as page:
         await page.goto(thread_url)
         await check_page(page)
-        await shoot(page, "thread-390")
+        await shoot(page, "thread-390", whole=False)
 
 
 @pytest.mark.full
@@ -161,7 +194,7 @@ async def test_a_thread_page_has_a_dark_theme(stage: Stage, thread_url: str) -> 
     async with open_page(stage, dark=True) as page:
         await page.goto(thread_url)
         await check_page(page)
-        await shoot(page, "thread-dark")
+        await shoot(page, "thread-dark", whole=False)
 
 
 async def test_a_failed_action_shows_the_error_and_its_remedy(stage: Stage, page: Page) -> None:

@@ -224,16 +224,19 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
                 return answer.text
 
             thread = f"/fragments/thread?id={quote(thread_id)}"
+            talk = f"/fragments/conversation?id={quote(thread_id)}"
             await threads.send(thread_id, "restart api")
             await wait_for_progress(
                 threads.client, thread_id, lambda seen: seen.pending == 1, seconds_max=90
             )
             assert counts.queries == 0
             await poll_for_text(lambda: refresh("/fragments/approvals"), thread_id)
-            assert "Pending approvals" in await refresh(thread)
+            assert "A person has to decide" in await refresh(thread)
+            assert "Approval of restart" in await refresh(talk)
             asked = counts.queries
             for _ in range(3):
-                assert "Pending approvals" in await refresh(thread)
+                assert "A person has to decide" in await refresh(thread)
+                assert "Approval of restart" in await refresh(talk)
                 assert thread_id in await refresh("/fragments/approvals")
             assert counts.queries == asked
             await ThreadHandle(threads.client, thread_id).pause(by="ann")

@@ -237,7 +237,16 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "models/thread_ids",
             "versions",
         },
-        PURE | {"fastapi", "jinja2", "starlette", "google", "temporalio"},
+        PURE
+        | {
+            "fastapi",
+            "jinja2",
+            "markdown_it",
+            "markupsafe",
+            "starlette",
+            "google",
+            "temporalio",
+        },
     ),
     "demo": (
         {

@@ -167,6 +167,12 @@ def stored_result(call_id: str, tool: str) -> Entry:
     )
 
 
+def child_result(call_id: str, tool: str) -> Entry:
+    """Return a result of a sub-agent: it names its thread."""
+    child_id = f"{WIDE * limits.CHILD_PARENT_CHARS_MAX}/{'a' * 64}-{'0' * 12}"
+    return dataclasses.replace(short_result(call_id, tool), data={"thread_id": child_id})
+
+
 def refused_result(call_id: str, tool: str) -> Entry:
     """Return what a call of an unknown tool gets: its name, and those that there are."""
     return dataclasses.replace(stored_result(call_id, tool), original=None)
@@ -194,6 +200,7 @@ CHANGE = largest_change()
 RESULTS: dict[str, tuple[str, Callable[[str, str], Entry]]] = {
     "short": (KNOWN, short_result),
     "stored": (KNOWN, stored_result),
+    "child": (KNOWN, child_result),
     "failed": (KNOWN, failed_result),
     "refused": (UNKNOWN, refused_result),
     "remembered": ("remember", refused_result),

@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 from temporalio.client import Client
 from temporalio.converter import PayloadCodec
 
+from everlong.admin.conversation import RunStarts
 from everlong.admin.fleet import StoreHealth, check_store_health
 from everlong.admin.web.jobs import Jobs
 from everlong.client.status import keep_answers
@@ -55,6 +56,8 @@ class AppContext:
         """The workers' own codec, inside Everlong's. The connection uses the same."""
         self.jobs = Jobs()
         self.live = LiveHub()
+        self.run_starts = RunStarts()
+        """Start times of runs, for the conversations of open pages."""
         self.temporal_ui = temporal_ui
         """URL of the Temporal UI, for links; empty if it is not configured."""
         self.thread_list = ThreadList(self.client)

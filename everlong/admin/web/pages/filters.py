@@ -155,6 +155,11 @@ def format_gauge(value: float, unit: str) -> str:
     return format_number(value)
 
 
+def format_cost(cost_usd: float) -> str:
+    """Return a cost; one below a dollar with more digits, since a call costs a fraction of a cent."""
+    return f"${cost_usd:,.4f}" if 0 < cost_usd < 1 else f"${cost_usd:,.2f}"
+
+
 def describe_retry(retry: Retry) -> str:
     """Return a sentence about a call that is tried again, without the time of its next attempt."""
     bound = f" of {retry.attempts_max}" if retry.attempts_max else ""
@@ -242,6 +247,14 @@ def build_thread_url(thread_id: str) -> str:
     return f"/threads/?id={quote_query(thread_id)}"
 
 
+def build_tab_url(thread_id: str, tab: str, parameters: str = "") -> str:
+    """Return the URL of a tab of a thread's page. The first tab, the conversation, has no name."""
+    name = "" if tab == "conversation" else f"tab={tab}"
+    found = "&".join(filter(None, (name, parameters)))
+    url = build_thread_url(thread_id)
+    return f"{url}{'&' if '?' in url else '?'}{found}" if found else url
+
+
 def quote_query(text: str) -> str:
     """Return a text escaped for a query string."""
     return quote(text, safe="", errors="replace")
@@ -256,7 +269,7 @@ def build_api_url(thread_id: str, place: str, parameters: str = "") -> str:
     return f"{path}?{parameters}" if parameters else path
 
 
-def build_download_url(thread_id: str, seq: int, form: str) -> str:
+def build_download_url(thread_id: str, seq: int, form: str = "text") -> str:
     """Return the URL of an entry's whole body."""
     return build_api_url(thread_id, f"entries/{seq}/whole", f"form={form}")
 

@@ -20,6 +20,7 @@ from everlong.admin.web.auth import User
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import charts, filters
 from everlong.admin.web.pages.filters import check_local_path
+from everlong.admin.web.pages.markdown import render_markdown
 from everlong.errors import EverlongError
 from everlong.models.thread_ids import derive_id, show_id
 
@@ -42,6 +43,7 @@ def make_environment() -> jinja2.Environment:
         number=filters.format_number,
         took=filters.format_ms,
         growth=filters.format_growth,
+        cost=filters.format_cost,
         exact=filters.format_iso_time,
         clock=filters.format_utc_time,
         gauge_value=filters.format_gauge,
@@ -54,7 +56,10 @@ def make_environment() -> jinja2.Environment:
         thread_url=filters.build_thread_url,
         shown_id=show_id,
         derived_id=derive_id,
+        tab_url=filters.build_tab_url,
+        markdown=render_markdown,
         query=filters.quote_query,
+        download_url=filters.build_download_url,
         api=filters.build_api_url,
         cut=shorten,
         spark=charts.build_spark,

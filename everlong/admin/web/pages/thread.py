@@ -1,32 +1,36 @@
-"""The page of a thread: status, sizes, limits, growth, actions, journal, and the state at any entry."""
+"""The page of a thread: its conversation, and tabs for its state, sizes, past and runs."""
 
 import asyncio
+import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
-from everlong.admin.entries import load_entry_body, load_entry_page
 from everlong.admin.overview import ThreadOverview, load_overview
 from everlong.admin.series import load_series
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.charts import build_thread_charts
+from everlong.admin.web.pages.conversation import build_conversation, create_conversation_router
 from everlong.admin.web.pages.filters import Explanation, format_number, name_limit
+from everlong.admin.web.pages.journal import (
+    Seq,
+    build_journal,
+    build_scene,
+    create_journal_router,
+)
 from everlong.admin.web.pages.layout import Layout, make_etag, respond_with_etag
 from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
 from everlong.client.fork_links import load_fork_links
 from everlong.client.lookup import RunPage
 from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError, ThreadNotFound
+from everlong.format import format_count
 from everlong.models import Pause, Status, ThreadStatus
 from everlong.policy import LimitHit
 from everlong.policy.policy import LIMITS
 
-PAGE_ENTRIES: Final = 40
-# The newest messages of a context or a difference that are shown.
-_LISTED_MAX: Final = 30
-_SEQ_MAX: Final = 2**53
-Seq = Annotated[int, Query(ge=0, le=_SEQ_MAX)]
 # Limits of the dialog, the most used first. `everlong limits` sets all fields of the policy.
 _OFFERED_LIMITS: Final = (
     "steps_max",
@@ -53,25 +57,40 @@ _ACTIONS: Final = (
 )
 
 
-async def build_journal(
-    context: AppContext, thread_id: str, before: int | None = None, after: int | None = None
-) -> dict[str, Any]:
-    """Return the template values of a page of the journal."""
-    found = await load_entry_page(
-        await context.client(),
-        context.packs,
-        thread_id,
-        before=before,
-        after=after,
-        limit=PAGE_ENTRIES,
-    )
-    quoted = filters.quote_query(thread_id)
-    return {
-        "journal": found,
-        "is_newest": not found.entries or found.entries[-1].seq >= found.last_seq,
-        "journal_url": f"/fragments/journal?id={quoted}",
-        "body_url": f"/fragments/body?id={quoted}",
-    }
+TABS: Final[Mapping[str, str]] = {
+    "conversation": "Conversation",
+    "state": "State",
+    "size": "Size",
+    "time-travel": "Time travel",
+    "runs": "Runs",
+}
+"""Tabs of the page: the value of the parameter `tab`, and the label."""
+_FIRST_TAB: Final = "conversation"
+
+
+@dataclasses.dataclass(frozen=True)
+class PageRequest:
+    """A request for a tab of a thread's page."""
+
+    thread_id: str
+    tab: str
+    before: int | None
+    """First entry after the wanted page of the conversation."""
+    after: int | None
+    seq: int | None
+    """Entry to travel to."""
+
+
+def parse_page_request(
+    thread_id: ThreadId,
+    tab: str = _FIRST_TAB,
+    before: Seq | None = None,
+    after: Seq | None = None,
+    seq: Seq | None = None,
+) -> PageRequest:
+    """Return the tab that a request is for: the first one if there is none of this name."""
+    tab = tab if tab in TABS else _FIRST_TAB
+    return PageRequest(thread_id, tab, before, after, seq)
 
 
 def create_router(layout: Layout) -> APIRouter:
@@ -79,43 +98,47 @@ def create_router(layout: Layout) -> APIRouter:
     router = APIRouter()
     context = layout.context
 
-    async def page(request: Request, thread_id: str) -> Response:
-        client = await context.client()
-        found = await load_overview(client, context.packs, thread_id)
-        journal, charts, around, links = await asyncio.gather(
-            build_journal(context, thread_id),
-            _build_charts(layout, thread_id),
+    async def page(request: Request, wanted: PageRequest) -> Response:
+        found = await load_overview(await context.client(), context.packs, wanted.thread_id)
+        contents, around, links = await asyncio.gather(
+            _build_tab(layout, wanted, found),
             layout.build_values(request, "thread"),
-            load_fork_links(client, thread_id),
+            load_fork_links(await context.client(), wanted.thread_id),
         )
-        head = build_head(found)
-        values = around | head | journal | charts | {"links": links}
+        values = around | build_live_values(found, wanted.tab) | contents | {"links": links}
         values |= {
-            "api": {action: filters.build_api_url(thread_id, action) for action in _ACTIONS},
+            "api": {action: filters.build_api_url(wanted.thread_id, action) for action in _ACTIONS},
             "limit_names": _OFFERED_LIMITS,
-            "live_url": f"/fragments/thread?id={filters.quote_query(thread_id)}",
-            "charts_url": f"/fragments/charts?id={filters.quote_query(thread_id)}",
-            "forks_url": f"/fragments/forks?id={filters.quote_query(thread_id)}",
-            "past_url": f"/fragments/past?id={filters.quote_query(thread_id)}",
-            "runs_url": f"/fragments/runs?id={filters.quote_query(thread_id)}",
-            "archives_url": f"/fragments/archives?id={filters.quote_query(thread_id)}",
+            "forks_url": f"/fragments/forks?id={filters.quote_query(wanted.thread_id)}",
         }
-        text = layout.renderer.render("thread_head.html", values)
-        return layout.renderer.render_page("thread.html", values | {"etag": make_etag(text)})
+        text = layout.renderer.render("thread_live.html", values | {"is_page": False})
+        return layout.renderer.render_page(
+            "thread.html", values | {"is_page": True, "etag": make_etag(text)}
+        )
 
     @router.get("/threads/")
-    async def by_query(request: Request, thread_id: QueryId) -> Response:
-        return await page(request, thread_id)
+    async def by_query(
+        request: Request,
+        thread_id: QueryId,
+        tab: str = _FIRST_TAB,
+        before: Seq | None = None,
+        after: Seq | None = None,
+        seq: Seq | None = None,
+    ) -> Response:
+        return await page(request, parse_page_request(thread_id, tab, before, after, seq))
 
     @router.get("/threads/{thread_id}")
-    async def by_path(request: Request, thread_id: ThreadId) -> Response:
-        return await page(request, thread_id)
+    async def by_path(
+        request: Request, wanted: Annotated[PageRequest, Depends(parse_page_request)]
+    ) -> Response:
+        return await page(request, wanted)
 
     @router.get("/fragments/thread")
-    async def head(request: Request, thread_id: QueryId) -> Response:
+    async def live(request: Request, thread_id: QueryId, tab: str = _FIRST_TAB) -> Response:
         found = await load_overview(await context.client(), context.packs, thread_id)
-        values = await layout.build_values(request, "thread") | build_head(found)
-        text = layout.renderer.render("thread_head.html", values)
+        values = await layout.build_values(request, "thread")
+        values |= build_live_values(found, tab if tab in TABS else _FIRST_TAB)
+        text = layout.renderer.render("thread_live.html", values | {"is_page": False})
         return respond_with_etag(request, make_etag(text), text)
 
     @router.get("/fragments/charts")
@@ -133,69 +156,79 @@ def create_router(layout: Layout) -> APIRouter:
     async def runs(
         request: Request, thread_id: QueryId, run: Annotated[str, Query(pattern=RUN_ID)] = ""
     ) -> Response:
-        handle = await context.thread(thread_id)
-        try:
-            found = await handle.runs(from_run_id=run, temporal_ui=context.temporal_ui)
-        except ThreadNotFound:  # The thread exists only in its archive.
-            found = RunPage(thread_id=thread_id, runs=(), next_run_id="")
-        run_id = filters.quote_query(found.next_run_id)
-        next_url = f"/fragments/runs?id={filters.quote_query(thread_id)}&run={run_id}"
         return layout.renderer.render_fragment(
-            request, "runs.html", {"found": found, "next_url": next_url}
+            request, "runs.html", await _build_runs(context, thread_id, run)
         )
 
-    _add_journal_routes(router, layout)
+    router.include_router(create_journal_router(layout))
+    router.include_router(create_conversation_router(layout))
     return router
 
 
-def _add_journal_routes(router: APIRouter, layout: Layout) -> None:
-    """Add the fragments of the journal: pages of entries, slices of bodies, the state at an entry."""
-    context = layout.context
+async def _build_tab(layout: Layout, wanted: PageRequest, found: ThreadOverview) -> dict[str, Any]:
+    """Return the template values of a tab beyond those of its live part."""
+    context, thread_id = layout.context, wanted.thread_id
+    match wanted.tab:
+        case "state":
+            return await build_journal(context, thread_id)
+        case "size":
+            return await _build_charts(layout, thread_id) | {
+                "charts_url": f"/fragments/charts?id={filters.quote_query(thread_id)}"
+            }
+        case "time-travel":
+            return await _build_past(context, found, wanted.seq)
+        case "runs":
+            return await _build_runs(context, thread_id) | {
+                "archives_url": f"/fragments/archives?id={filters.quote_query(thread_id)}"
+            }
+    return await build_conversation(context, thread_id, before=wanted.before, after=wanted.after)
 
-    @router.get("/fragments/journal")
-    async def journal(
-        request: Request,
-        thread_id: QueryId,
-        before: Seq | None = None,
-        after: Seq | None = None,
-    ) -> Response:
-        values = await build_journal(context, thread_id, before, after)
-        return layout.renderer.render_fragment(request, "journal.html", values)
 
-    @router.get("/fragments/body")
-    async def body(thread_id: QueryId, seq: Seq, start: Seq = 0, form: str = "text") -> Response:
-        wanted = "json" if form == "json" else "text"
-        found = await load_entry_body(
-            await context.client(),
-            context.packs,
-            thread_id,
-            seq,
-            start=start,
-            form=wanted,  # type: ignore[arg-type] # one of the two
-        )
-        place = f"id={filters.quote_query(thread_id)}&seq={seq}"
-        values = {
-            "slice": found,
-            "other_form": "text" if wanted == "json" else "json",
-            "form_url": f"/fragments/body?{place}&form={'text' if wanted == 'json' else 'json'}",
-            "more_url": f"/fragments/body?{place}&form={wanted}&start={found.next_start}",
-            "download_url": filters.build_download_url(thread_id, seq, wanted),
-        }
-        return layout.renderer.render_page("body.html", values)
+async def _build_past(
+    context: AppContext, found: ThreadOverview, seq: int | None
+) -> dict[str, Any]:
+    """Return the values of the state at an entry, by default at the newest."""
+    values: dict[str, Any] = {
+        "past_url": f"/fragments/past?id={filters.quote_query(found.thread_id)}",
+        "past_seq": min(max(1, seq or found.last_seq), max(1, found.last_seq)),
+        "view": None,
+        "past_problem": "",
+    }
+    if not found.last_seq:
+        return values
+    try:
+        return values | await build_scene(context, found.thread_id, values["past_seq"])
+    except EverlongError as error:
+        return values | {"past_problem": str(error)}
 
-    @router.get("/fragments/past")
-    async def past(thread_id: QueryId, seq: Seq) -> Response:
-        handle = await context.thread(thread_id)
-        view = await handle.state_at(seq, totals=False)
-        change = await handle.diff(seq, entries_max=0)
-        values = {
-            "view": view,
-            "shown": view.context[-_LISTED_MAX:],
-            "skipped": max(0, len(view.context) - _LISTED_MAX),
-            "change": change,
-            "listed_max": _LISTED_MAX,
-        }
-        return layout.renderer.render_page("past.html", values)
+
+async def _build_runs(context: AppContext, thread_id: str, run_id: str = "") -> dict[str, Any]:
+    handle = await context.thread(thread_id)
+    try:
+        found = await handle.runs(from_run_id=run_id, temporal_ui=context.temporal_ui)
+    except ThreadNotFound:  # The thread exists only in its archive.
+        found = RunPage(thread_id=thread_id, runs=(), next_run_id="")
+    quoted, next_id = filters.quote_query(thread_id), filters.quote_query(found.next_run_id)
+    return {"found": found, "next_url": f"/fragments/runs?id={quoted}&run={next_id}"}
+
+
+def build_live_values(found: ThreadOverview, tab: str) -> dict[str, Any]:
+    """Return the template values of the part of a thread's page that follows the thread."""
+    quoted = filters.quote_query(found.thread_id)
+    return build_head(found) | {
+        "tab": tab,
+        "tabs": [
+            (name, label, filters.build_tab_url(found.thread_id, name))
+            for name, label in TABS.items()
+        ],
+        "page_url": filters.build_thread_url(found.thread_id),
+        "live_url": f"/fragments/thread?id={quoted}&tab={tab}",
+        "live_output_url": filters.build_api_url(found.thread_id, "live"),
+        "messages_url": filters.build_api_url(found.thread_id, "messages"),
+        "labels_url": filters.build_api_url(found.thread_id, "labels"),
+        # Changes with each event of the thread: then an open page reads the conversation again.
+        "version": f"{found.row.run_id[:8]}-{found.sizes.history_events}-{found.last_seq}",
+    }
 
 
 def build_head(found: ThreadOverview) -> dict[str, Any]:
@@ -214,6 +247,9 @@ def build_head(found: ThreadOverview) -> dict[str, Any]:
         "unavailable": found.unavailable,
         "explained": explain(found),
         "approvals": found.approvals,
+        "parent_id": found.parent_id,
+        "labels": found.row.labels,
+        "used": _describe_use(found),
         "figures": _build_figures(found),
         "gauges": sorted(found.gauges, key=lambda each: -each.share),
         "limits_now": describe_limits(found),
@@ -276,6 +312,19 @@ def _build_figures(found: ThreadOverview) -> list[tuple[str, str, str]]:
         ("Last resume", filters.format_ms(row.last_resume_ms), ""),
         ("Entries", filters.format_number(found.last_seq), _describe_waiting(found)),
     ]
+
+
+def _describe_use(found: ThreadOverview) -> str:
+    """Return the steps, tokens and costs of a thread so far."""
+    counts = found.status.counters if found.status else found.row.card
+    if counts is None:
+        return ""
+    parts = [
+        format_count(counts.steps, "step"),
+        f"{filters.format_number(counts.tokens)} tokens",
+        filters.format_cost(counts.cost_usd),
+    ]
+    return " · ".join(parts)
 
 
 def _describe_waiting(found: ThreadOverview) -> str:
@@ -354,7 +403,9 @@ def _explain_open(status: ThreadStatus) -> Explanation:
             )
         case Status.APPROVAL:
             return Explanation(
-                "A person has to decide before it continues.", "The call is below.", "warn"
+                "A person has to decide before it continues.",
+                "The call is in the conversation.",
+                "warn",
             )
         case Status.PAUSED:
             return _explain_paused(status.pause)

@@ -1,7 +1,10 @@
 // Entry point of every page: local times, theme, live updates, dialogs. Pages are readable without it.
 import { startActions } from "./actions.js";
 import { startApprovals } from "./approvals.js";
+import { startComposer } from "./composer.js";
+import { startConversation } from "./conversation.js";
 import { startJournal } from "./journal.js";
+import { startLabels } from "./labels.js";
 import { startLazy } from "./lazy.js";
 import { startLive } from "./live.js";
 import { startPast } from "./past.js";
@@ -19,6 +22,9 @@ startLive();
 startActions();
 startApprovals();
 startJournal();
+startConversation();
+startComposer();
+startLabels();
 startPast();
 startQuery();
 startLazy();
@@ -48,6 +54,7 @@ for (const filter of document.querySelectorAll("form[data-filters] select")) {
 sessionStorage.removeItem(FILTERED);
 document.querySelector("[data-logout]")?.addEventListener("click", async () => {
   await fetch("/api/v1/session", { method: "DELETE" });
+  sessionStorage.clear(); // Drafts of this user.
   location.assign("/login");
 });
 // Buttons work from here on; the style sheet enables them.

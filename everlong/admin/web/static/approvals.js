@@ -32,9 +32,10 @@ async function decide(button) {
   }
 }
 
-// Move the focus to the next pending call, or to the heading: the decided call disappears.
+// Move the focus to the next pending call, or to the conversation or the heading: the decided call
+// disappears. The page does not scroll.
 function focusNext(form) {
   const others = [...document.querySelectorAll("[data-ask]:not([data-decided]) [data-decide] input")];
-  const target = others[0] || document.querySelector("main h1");
-  target.focus();
+  const target = others[0] || document.querySelector("[data-talk] [data-turns]") || document.querySelector("main h1");
+  target.focus({ preventScroll: others.length === 0 });
 }

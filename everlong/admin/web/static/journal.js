@@ -1,18 +1,21 @@
-// The journal: loads the body of an entry when it is opened, and long bodies in slices.
+// Bodies of entries, in the journal and in the conversation: loaded when they are opened, long ones in
+// slices. The pages of the journal.
 import { loadFragment } from "./requests.js";
 import { morph } from "./morph.js";
 import { localise } from "./times.js";
 
 export function startJournal() {
-  const journal = document.querySelector("[data-journal]");
-  if (!journal) return;
-  journal.addEventListener("toggle", (event) => loadBody(event.target), true);
-  for (const entry of journal.querySelectorAll("details[open]")) loadBody(entry);
-  journal.addEventListener("click", (event) => {
+  document.addEventListener("toggle", (event) => loadBody(event.target), true);
+  loadOpenBodies(document);
+  document.addEventListener("click", (event) => {
     const more = event.target.closest("[data-more]");
     if (more) loadMore(more);
     const form = event.target.closest("[data-form-url]");
     if (form) switchForm(form);
+  });
+  const journal = document.querySelector("[data-journal]");
+  if (!journal) return;
+  journal.addEventListener("click", (event) => {
     const page = event.target.closest("[data-page]");
     if (page) turnPage(journal, page.dataset.page);
   });
@@ -33,8 +36,13 @@ export function startJournal() {
   });
 }
 
+// Loads the bodies of details that are open: an update may have replaced their contents.
+export function loadOpenBodies(root) {
+  for (const entry of root.querySelectorAll("details[open]")) loadBody(entry);
+}
+
 async function loadBody(entry) {
-  const place = entry.open && entry.querySelector("[data-body]");
+  const place = entry.open && entry.querySelector(":scope > [data-body]");
   if (!place || place.dataset.state) return;
   place.dataset.state = "asked";
   try {

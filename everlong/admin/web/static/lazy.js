@@ -3,7 +3,7 @@ import { loadFragment } from "./requests.js";
 import { localise } from "./times.js";
 
 export function startLazy() {
-  for (const part of document.querySelectorAll("details[data-lazy]")) {
+  for (const part of document.querySelectorAll("[data-lazy]")) {
     const place = part.querySelector("[data-lazy-place]");
     const readIfOpen = () => {
       if (part.open && !place.dataset.state) load(place, part.dataset.lazy);

@@ -7,10 +7,15 @@ export function morph(old, fresh) {
   return changed;
 }
 
-function morphChildren(old, fresh, changed) {
+// Changes the children of `old` from one on into those of `fresh`, and keeps the earlier ones.
+export function morphFrom(old, fresh, first) {
+  morphChildren(old, fresh, new Set(), first);
+}
+
+function morphChildren(old, fresh, changed, first = old.firstChild) {
   const byKey = new Map();
-  for (const node of old.children) if (node.dataset && node.dataset.key) byKey.set(node.dataset.key, node);
-  let at = skipBlanks(old.firstChild);
+  for (let node = first; node; node = node.nextSibling) if (node.dataset && node.dataset.key) byKey.set(node.dataset.key, node);
+  let at = skipBlanks(first);
   for (const want of [...fresh.childNodes]) {
     if (isBlank(want)) continue;
     const key = want.dataset && want.dataset.key;

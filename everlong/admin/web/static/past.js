@@ -39,20 +39,20 @@ export function startPast() {
     timer = setTimeout(show, REST_MS);
   }
 
+  past.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
   range.addEventListener("input", () => moveTo(range, number));
   number.addEventListener("input", () => moveTo(number, range));
   document.addEventListener("updated", (event) => {
     const last = event.target.querySelector("[data-last-seq]")?.dataset.lastSeq;
     if (!last || Number(last) < 1) return;
     past.hidden = false;
+    document.querySelector("[data-past-empty]")?.remove();
+    if (!place.dataset.seq) show();
     if (Number(last) > Number(range.max)) {
       range.max = last;
       number.max = last;
     }
   });
-  const showIfOpen = () => {
-    if (past.open && !place.dataset.seq) show();
-  };
-  past.addEventListener("toggle", showIfOpen);
-  showIfOpen(); // The user may have opened it before this script loaded.
+  // The slider may have moved before this script loaded.
+  if (!past.hidden && range.value !== place.dataset.seq) moveTo(range, number);
 }

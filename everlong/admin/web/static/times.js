@@ -13,7 +13,7 @@ const formats = Object.fromEntries(
 );
 
 export function localise(root) {
-  for (const element of root.querySelectorAll("time[datetime]")) {
+  for (const element of root.querySelectorAll("time[datetime]:not([data-countdown])")) {
     const time = new Date(element.dateTime);
     const today = time.toDateString() === new Date().toDateString();
     setText(element, time, element.dataset.form || (today ? "second" : "day"));
