@@ -1,10 +1,13 @@
 """Values of options: whole numbers, durations and words of a list, with errors that say what fits."""
 
+import datetime
 from collections.abc import Callable, Collection
 from typing import Any
 
 from everlong.errors import ConfigError, quote, suggest
 from everlong.format import join_words, parse_duration
+
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
 def whole_number(name: str, least: int, most: int | None = None) -> Callable[[Any], int]:
@@ -43,5 +46,34 @@ def word(name: str, words: Collection[str]) -> Callable[[Any], str]:
                 f"{name} cannot be {quote(str(value))}.{hint} Use {join_words(words)}."
             )
         return str(value)
+
+    return parse
+
+
+def past_time(name: str) -> Callable[[Any], float]:
+    """Return a parser for times in the past, as Unix time: `2h` ago, a weekday, a date, a date and time.
+
+    A weekday is the last one that has begun. Times without a zone are local.
+    """
+
+    def parse(value: Any) -> float:
+        text, now = str(value).strip(), datetime.datetime.now().astimezone()
+        if (day := text.lower()) in (*_WEEKDAYS, "today", "yesterday"):
+            days = (now.weekday() - _WEEKDAYS.index(day)) % 7 if day in _WEEKDAYS else 0
+            start = now.replace(hour=0, minute=0, second=0, microsecond=0)
+            return (start - datetime.timedelta(days=days + (day == "yesterday"))).timestamp()
+        try:
+            found = datetime.datetime.fromisoformat(text).astimezone().timestamp()
+        except (ValueError, OverflowError, OSError):
+            try:
+                found = now.timestamp() - parse_duration(text)
+            except ValueError:
+                raise ConfigError(
+                    f"{name} is {quote(text)}. Write how long ago, as in 2h or 3d, a day, as in monday "
+                    "or 2026-11-16, or a time, as in 2026-11-16T09:30."
+                ) from None
+        if not 0 <= found <= now.timestamp():
+            raise ConfigError(f"{name} is {quote(text)}, which is not in the past.")
+        return found
 
     return parse

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from everlong.archive import Progress as ArchiveProgress
     from everlong.client.archives import ArchiveResult, Then
     from everlong.client.lookup import ThreadSize
+    from everlong.client.stored_bytes import StoredBytes
 
 # Entries that `journal` reads at a time: 32 segments.
 _PAGE_ENTRIES: Final = 1024
@@ -218,6 +219,15 @@ class ThreadHandle:
         from everlong.client.lookup import measure_size
 
         return await measure_size(self.client, self.packs.store, self.id)
+
+    async def stored_bytes(self, *, since_ms: int | None = None) -> "StoredBytes":
+        """Return the stored bytes by cause, and those since a time: by default, of the last day.
+
+        It lists the thread's objects and reads its journal, and needs no worker.
+        """
+        from everlong.client.stored_bytes import measure_stored_bytes
+
+        return await measure_stored_bytes(self.client, self.packs, self.id, since_ms=since_ms)
 
     # Control.
 

@@ -41,7 +41,7 @@ from everlong.errors import (
     EverlongError,
     ObjectTooLarge,
 )
-from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL, thread_key
+from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL, Kind, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.encryption_keys import Keyring, KeySource
@@ -158,8 +158,13 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             yield offloaded.fallback_bytes, {"outcome": "inline", "source": "payload"}
 
         def written() -> Iterable[tuple[float, Labels]]:
-            for source, stats in sources:
-                yield stats.written_bytes, {"source": source}
+            yield offloaded.written_bytes, {"source": "payload", "kind": "payload"}
+            for kind in Kind:
+                written_bytes = packs.stats.written_bytes_by_kind[kind]
+                if (
+                    written_bytes or kind == Kind.SEGMENT
+                ):  # Most kinds have no objects of their own.
+                    yield written_bytes, {"source": "journal", "kind": kind}
 
         meters.observe("everlong.offload.payload", payloads)
         meters.observe("everlong.offload.written", written)

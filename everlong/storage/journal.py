@@ -12,7 +12,7 @@ others.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -158,6 +158,10 @@ class Journal:
         newest = await self._segments.read_head(head)
         end_seq = seq_after(head) if last_seq is None else last_seq + 1
         return await self._segments.read_entries(newest, first_seq, end_seq - 1)
+
+    def segments(self, head: SegmentRef) -> AsyncIterator[tuple[SegmentRef, Segment]]:
+        """Yield the segments that hold the entries up to `head`, oldest first, with their places."""
+        return self._segments.walk(head)
 
     async def newest(self, head: SegmentRef) -> Entry:
         """Return the last entry, from one read."""

@@ -172,8 +172,15 @@ class WriteStats:
     """Bytes before compression, repeats included."""
     repeated_bytes: int = 0
     """Bytes before compression of packs that the store already had."""
-    written_bytes: int = 0
-    """Growth of the store."""
+    written_bytes_by_kind: collections.Counter[Kind] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    """Growth of the store, by the kind of the objects."""
+
+    @property
+    def written_bytes(self) -> int:
+        """Growth of the store."""
+        return self.written_bytes_by_kind.total()
 
 
 class ByteBudget:
@@ -518,7 +525,7 @@ class PackStore:
                 built = await _build(shorter, thread, keys)
                 if len(built[1]) <= _DICTIONARY_RATIO_MAX * len(data):
                     name, data = built
-        size_bytes = await self._store(thread, name, data, len(plaintext), parsed)
+        size_bytes = await self._store(thread, kind, name, data, len(plaintext), parsed)
         ref = Ref(
             thread=thread,
             digest=name.hex(),
@@ -528,24 +535,20 @@ class PackStore:
         )
         return ref, size_bytes
 
-    async def write(self, thread: str, contents: Contents) -> tuple[bytes, int]:
-        """Store a pack; return its name, once it is durable, and the bytes written.
-
-        A pack that the store already has counts as 0 bytes, unless the current work stored it itself in
-        an earlier attempt, whose count was lost.
-        """
-        name, data = await _build(contents, thread, await self.keys())
-        return name, await self._store(thread, name, data, contents.size_bytes)
-
     async def _store(
         self,
         thread: str,
+        kind: Kind,
         name: bytes,
         data: bytes,
         plain_bytes: int,
         parsed: tuple[Callable[[bytes], Any], Any] | None = None,
     ) -> int:
-        """Store the bytes of a pack and count them; return the bytes written."""
+        """Store the bytes of a pack and count them; return the bytes written.
+
+        A pack that the store already has counts as 0 bytes, unless the current work stored it itself in
+        an earlier attempt, whose count was lost.
+        """
         key = pack_key(thread, name)
         is_new = await self.put(key, data)
         if parsed is not None:
@@ -554,7 +557,7 @@ class PackStore:
             self._parsed.keep(key, parse, known)
         self.stats.payload_bytes += plain_bytes
         if is_new:
-            self.stats.written_bytes += len(data)
+            self.stats.written_bytes_by_kind[kind] += len(data)
         else:
             self.stats.repeated_bytes += plain_bytes
         return len(data) if _counts_as_written(key, len(data), is_new=is_new) else 0

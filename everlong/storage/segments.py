@@ -12,7 +12,7 @@ by this thread, so the threads that it shares count. Another thread's segment ca
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -327,6 +327,34 @@ class SegmentStore:
             for entry in piece.segment.entries
             if first_seq <= entry.seq <= last_seq
         ]
+
+    async def walk(self, head: SegmentRef) -> AsyncIterator[tuple[SegmentRef, Segment]]:
+        """Yield all segments of a journal with their places, in the order of their entries.
+
+        A fold follows the segments that it names. At most `STORE_READS_MAX` segments a level of folds are
+        in memory, however long the journal is.
+        """
+        newest = await self.read_head(head)
+        async for each in self._walk_below(newest, 0):
+            yield each
+        yield head, newest.segment
+
+    async def _walk_below(
+        self, piece: LoadedSegment, depth: int
+    ) -> AsyncIterator[tuple[SegmentRef, Segment]]:
+        before = piece.segment.before
+        for start in range(0, len(before), limits.STORE_READS_MAX):
+            places = before[start : start + limits.STORE_READS_MAX]
+            if depth > limits.FOLD_LEVELS_MAX:
+                raise _build_depth_error(places[0])
+            opened = await gather_bounded(
+                [partial(self.open, place, piece.readable) for place in places]
+            )
+            for place, below in zip(places, opened, strict=True):
+                if place.folded:
+                    async for each in self._walk_below(below, depth + 1):
+                        yield each
+                yield place, below.segment
 
     async def find(
         self, head: SegmentRef, newest: LoadedSegment, seq: int

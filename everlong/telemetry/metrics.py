@@ -134,8 +134,9 @@ METRICS: Final = (
         "everlong.offload.written",
         "observed_counter",
         "By",
-        "Compressed bytes by which the store grew: payloads of the codec, journals of threads.",
-        ("source",),
+        "Compressed bytes by which the store grew: payloads of the codec, journals of threads. `kind` is "
+        "payload, segment, snapshot, or the kind of a message with an object of its own.",
+        ("source", "kind"),
     ),
     Metric(
         "everlong.encoder.dropped",

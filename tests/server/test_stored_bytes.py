@@ -9,6 +9,8 @@ from temporalio import activity
 from everlong import Agent, Reply, tool
 from everlong.client.fork import fork as fork_thread
 from everlong.client.status import read_status
+from everlong.client.stored_bytes import Cause
+from everlong.client.thread import thread
 from everlong.client.updates import send
 from everlong.embedded import TemporalServer
 from everlong.errors import StoreUnavailable
@@ -90,10 +92,14 @@ async def test_stored_bytes_equal_the_files_despite_repeats(
         assert store.lost == 1
         for each, known in ((thread_id, status), (fork_id, fork)):
             assert known.counters.written_bytes == (await threads.size(each)).blob_bytes
+            found = await thread(threads.client, each, packs=packs).stored_bytes()
+            assert found.stored_bytes == known.counters.written_bytes == found.recent_bytes
+            largest = found.causes[0]
+            assert (largest.cause, largest.tool) == (Cause.TOOL_RESULTS, "read")
             counted += known.counters.written_bytes
         by_source = values(threads, "everlong.offload.written")
         assert sum(by_source.values()) + packs.stats.written_bytes == counted
-        assert by_source[frozenset({("source", "payload")})] == 0
+        assert by_source[frozenset({("source", "payload"), ("kind", "payload")})] == 0
         payloads = values(threads, "everlong.offload.payload")
         repeated = frozenset({("source", "journal"), ("outcome", "deduplicated")})
         assert payloads[repeated] > 3 * len(TEXT)

@@ -21,6 +21,7 @@ from everlong.admin.web.parameters import (
 )
 from everlong.client.lookup import RUNS_MAX, RunPage, ThreadSize
 from everlong.client.status import WORKER_SECONDS_MAX
+from everlong.client.stored_bytes import StoredBytes
 from everlong.client.thread_list import (
     CURSOR_CHARS_MAX,
     PAGE_LIMIT_MAX,
@@ -104,6 +105,17 @@ def create_threads_router(context: AppContext) -> APIRouter:
     )
     async def size(thread_id: ThreadId) -> ThreadSize:
         return await (await context.thread(thread_id)).size()
+
+    @router.get(
+        "/threads/{thread_id}/stored-bytes",
+        tags=["threads"],
+        summary="Stored bytes by cause, now, since a time, and over time; lists the thread's objects",
+        **requires("read"),
+    )
+    async def stored_bytes(
+        thread_id: ThreadId, since_ms: Annotated[int | None, Query(ge=0, le=2**53)] = None
+    ) -> StoredBytes:
+        return await (await context.thread(thread_id)).stored_bytes(since_ms=since_ms)
 
     @router.get(
         "/threads/{thread_id}/series",
