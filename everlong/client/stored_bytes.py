@@ -191,9 +191,9 @@ class _Object:
 async def measure_stored_bytes(
     client: Client, packs: PackStore, thread_id: str, *, since_ms: int | None = None
 ) -> StoredBytes:
-    """Return the stored bytes of a thread by cause, and those written since a time (default: a day ago).
+    """Return the stored bytes of a thread by cause, and those written since a time or the last day.
 
-    It lists the thread's objects, and reads its journal without the results of tools. It needs no worker.
+    It lists the thread's objects, and reads its journal without results of tools. It needs no worker.
     """
     found = await look_up(client, packs, thread_id)
     return await count_stored_bytes(
@@ -288,7 +288,7 @@ async def _add_listed(packs: PackStore, prefix: str, cause: Cause, tally: _Tally
 
 
 class _Walk:
-    """Divides the objects that a journal names among causes. What it counts, it takes out of `objects`."""
+    """Divides the objects that a journal names among causes, and takes them out of `objects`."""
 
     def __init__(self, journal: Journal, objects: dict[str, _Object], tally: _Tally) -> None:
         self._journal = journal
@@ -356,7 +356,7 @@ class _Walk:
         }
 
     def _find_tool(self, entry: Entry, replies: Mapping[int, list[str]]) -> str:
-        """Return the tool of a result. The results of a reply are journalled in the order of its calls."""
+        """Return the tool of a result: results are journalled in the order of the reply's calls."""
         if entry.kind == Kind.REPLY:
             self._tools = collections.deque(replies.get(entry.seq, ()))
         if entry.kind != Kind.TOOL_RESULT:

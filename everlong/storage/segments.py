@@ -331,7 +331,7 @@ class SegmentStore:
     async def walk(self, head: SegmentRef) -> AsyncIterator[tuple[SegmentRef, Segment]]:
         """Yield all segments of a journal with their places, in the order of their entries.
 
-        A fold follows the segments that it names. At most `STORE_READS_MAX` segments a level of folds are
+        A fold follows the segments that it names. At most `STORE_READS_MAX` segments of each level are
         in memory, however long the journal is.
         """
         newest = await self.read_head(head)

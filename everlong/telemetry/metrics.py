@@ -134,8 +134,8 @@ METRICS: Final = (
         "everlong.offload.written",
         "observed_counter",
         "By",
-        "Compressed bytes by which the store grew: payloads of the codec, journals of threads. `kind` is "
-        "payload, segment, snapshot, or the kind of a message with an object of its own.",
+        "Compressed bytes by which the store grew: payloads of the codec, journals of threads. `kind` "
+        "is payload, segment, snapshot, or the kind of a message with an object of its own.",
         ("source", "kind"),
     ),
     Metric(

@@ -190,7 +190,6 @@ def test_serve_requires_a_token_beyond_loopback(tmp_path: Path) -> None:
 def test_help_lists_every_command(tmp_path: Path) -> None:
     result = everlong("--help", cwd=tmp_path)
     assert result.returncode == 0
-    assert len(COMMANDS) == 31
     for command in COMMANDS:
         assert f" {command} " in result.stdout
 
