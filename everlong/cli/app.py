@@ -49,7 +49,10 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "journal": ("thread", "List the entries of a thread's journal."),
         "runs": ("thread", "List a thread's runs: events, bytes, links to the Temporal UI."),
         "fleet": ("fleet", "Show totals of all threads, and what needs attention."),
-        "bytes": ("stored_bytes", "Show what stored bytes are for: messages, replies, tools, snapshots, leftovers."),
+        "bytes": (
+            "stored_bytes",
+            "Show what stored bytes are for: messages, replies, tools, snapshots, leftovers.",
+        ),
         "query": ("query", "Query journals and archives in SQL; read-only."),
     },
     "CONTROL": {
