@@ -7,11 +7,20 @@ program may need few of them.
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from everlong.agents import Agent, CallInfo, Model, Reply, Tool, current_call, tool
+    from everlong.agents import (
+        Agent,
+        CallInfo,
+        Model,
+        OutcomeUnknown,
+        Reply,
+        Tool,
+        current_call,
+        tool,
+    )
     from everlong.client.thread import ask, thread
     from everlong.client.thread_list import threads
     from everlong.errors import EverlongError
-    from everlong.models import ThreadStart
+    from everlong.models import Always, ThreadStart
     from everlong.plugin import EverlongPlugin
     from everlong.policy import Policy
     from everlong.storage import BlobStore, open_store
@@ -20,11 +29,13 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Agent",
+    "Always",
     "BlobStore",
     "CallInfo",
     "EverlongError",
     "EverlongPlugin",
     "Model",
+    "OutcomeUnknown",
     "Policy",
     "Reply",
     "ThreadStart",
@@ -40,11 +51,13 @@ __all__ = [
 
 _MODULES: Final = {
     "Agent": "agents",
+    "Always": "models",
     "BlobStore": "storage",
     "CallInfo": "agents",
     "EverlongError": "errors",
     "EverlongPlugin": "plugin",
     "Model": "agents",
+    "OutcomeUnknown": "agents",
     "Policy": "policy",
     "Reply": "agents",
     "ThreadStart": "models",

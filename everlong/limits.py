@@ -152,6 +152,30 @@ FACT_BYTES_MAX: Final = 400
 EXPIRED_KEYS_MAX: Final = 8
 # All names of a tool's approvers together.
 APPROVERS_BYTES_MAX: Final = 256
+# People who may have to approve one call.
+APPROVALS_NEEDED_MAX: Final = 8
+# Patterns of a policy that ask for approvals.
+APPROVAL_RULES_MAX: Final = 16
+# Votes of all calls that wait, as JSON: a vote with a name of 20 characters takes 50 bytes.
+VOTES_BYTES_MAX: Final = KIB
+# Grants of a thread, as JSON: one takes 150 bytes, or 250 with the beginning of its arguments.
+GRANTS_BYTES_MAX: Final = 2 * KIB
+# Grants of an agent. A model call that needs an approval lists them, and reads those that this process
+# does not have in its cache: 32 of 0.5 KB, 16 at a time, take two round trips.
+AGENT_GRANTS_MAX: Final = 32
+AGENT_GRANT_BYTES_MAX: Final = 8 * KIB
+GRANT_SECONDS_MAX: Final = 365 * 24 * 3600.0
+# Time to look for an agent's grants. If it takes longer, a person is asked.
+GRANT_LOOKUP_SECONDS_MAX: Final = 5.0
+# Arguments that a person has changed, as JSON: what the approvals page shows of a call.
+EDIT_BYTES_MAX: Final = 32 * KIB
+# Of these, what the model is told of.
+EDIT_SHOWN_BYTES_MAX: Final = 2 * KIB
+# Result that a person reports for a call, as JSON: it stays in operational state until the next model
+# call, so it has the size of a denial with its reason.
+OUTCOME_RESULT_BYTES_MAX: Final = 512
+# Time to check a decision, and to store a grant: the person waits, and so does a roll.
+DECISION_SECONDS_MAX: Final = 30.0
 # A larger tail is journalled before the thread waits or runs tools.
 TAIL_BYTES_MAX: Final = 3 * KIB
 # Changes of one `configure`, as JSON: the state has them until they are journalled.

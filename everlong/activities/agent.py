@@ -21,6 +21,7 @@ from temporalio.exceptions import ApplicationError
 from everlong import compaction, limits
 from everlong.activities.builtin_tools import Session, find_builtin, use_session
 from everlong.activities.call_status import signal_status, track_call
+from everlong.activities.decisions import Decisions, describe_edit
 from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
 from everlong.activities.live_output import report_reply, report_tool
 from everlong.activities.model_calls import (
@@ -34,6 +35,7 @@ from everlong.activities.model_calls import (
     write_summary,
 )
 from everlong.activities.tool_calls import (
+    ApprovalGate,
     ToolThreads,
     build_call_info,
     describe_invalid_arguments,
@@ -47,18 +49,22 @@ from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
     CALL_MODEL,
+    CHECK_DECISION,
     COLLECT,
     COMPACT,
     MESSAGE_LOST,
     RUN_TOOL,
+    STORE_GRANT,
     Append,
     AppendResult,
     Brief,
     BriefResult,
+    CheckDecision,
     Collect,
     Compact,
     CompactResult,
     Context,
+    DecisionCheck,
     Entry,
     Kind,
     Message,
@@ -66,6 +72,7 @@ from everlong.models import (
     ModelTurn,
     SendMessage,
     Status,
+    StoreGrant,
     ToolCall,
     ToolResult,
     ToolRun,
@@ -132,6 +139,8 @@ class AgentActivities:
             _define_activity(COMPACT, self.compact, Compact),
             _define_activity(BRIEF, self.build_child_message, Brief),
             _define_activity(COLLECT, self.store_child_answer, Collect),
+            _define_activity(CHECK_DECISION, self.check_decision, CheckDecision),
+            _define_activity(STORE_GRANT, self.store_grant, StoreGrant),
         ]
 
     async def close(self) -> None:
@@ -162,7 +171,12 @@ class AgentActivities:
             messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
             reply, message = await chat(recorder, agent, context, messages, on_text)
-            wanted_calls = await build_wanted_calls(agent, message.tool_calls, self._tools)
+            wanted_calls = await build_wanted_calls(
+                agent, message.tool_calls, self._tools, past.policy
+            )
+            wanted_calls = await self._open_decisions().apply_grants(
+                call, agent, wanted_calls, message.tool_calls
+            )
             now_ms = _now_ms()
             resumed = self._resumes.pop(activity.info().workflow_run_id or "") or ResumeSummary()
             context_bytes = compaction.measure_messages(messages)
@@ -204,21 +218,33 @@ class AgentActivities:
             report_tool(self._live, run) as on_progress,
         ):
             # The call's arguments may be large, so they come from the journal and not from the history.
-            head, call = await beat.retry_or_hold(lambda: find_call(contexts, run))
+            head, call = await beat.retry_or_hold(
+                lambda: find_call(contexts, run.context, run.call_id)
+            )
+            decisions, edited = self._open_decisions(), None
+            if (edit := run.edit) is not None:
+                edited = await beat.retry_or_hold(lambda: decisions.load_edit(edit))
+                arguments = to_json(edited.arguments).decode()
+                call = dataclasses.replace(call, arguments=arguments)
             await _signal_release(run.context)
             session = Session(
                 contexts=contexts,
                 head=head,
                 load=lambda: contexts.load_context(run.context, self._get_policy(agent)),
             )
-            info = build_call_info(agent, head, call, on_progress)
+            info = build_call_info(agent, head, run, on_progress)
+            policy = self._find_policy(run.context, agent)
+            gate = ApprovalGate(policy, decisions.grants, beat, self._tools)
             if run.acts_on is not None:
                 recorder.record_act("approval", [run.acts_on], run.context)
             known = agent.find_tool(call.tool) or find_builtin(call.tool)
             recording = recorder.record_tool_call(run.context, call, tool=known)
             with set_current_call(info), use_session(session), recording as record_outcome:
-                outcome, text, bytes_max = await run_call(agent, run, call, beat, self._tools)
+                outcome, text, bytes_max = await run_call(agent, run, call, beat, self._tools, gate)
                 record_outcome(outcome, text)
+            digest = short_digest(text) if outcome == "ok" else failure_digest(text)
+            if edited is not None:
+                text = describe_edit(edited) + text
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             now_ms = _now_ms()
             with recorder.record_offload(run.context) as stored:
@@ -238,9 +264,21 @@ class AgentActivities:
             entry=entry,
             written_bytes=_count_stored_bytes(written_bytes, reads),
             outcome=outcome,
-            digest=short_digest(text) if outcome == "ok" else failure_digest(text),
+            digest=digest,
             memory=session.memory,
         )
+
+    async def check_decision(self, check: CheckDecision) -> DecisionCheck:
+        """Validate a decision that changes arguments or allows later calls; store the arguments."""
+        agent = self._agents.get(check.context.agent)
+        async with heartbeat(self._recorder.count_hold) as beat:
+            return await self._open_decisions().check(check, agent, beat)
+
+    async def store_grant(self, stored: StoreGrant) -> DecisionCheck:
+        """Store a grant of an agent."""
+        grants = self._open_decisions().grants
+        async with heartbeat(self._recorder.count_hold):
+            return DecisionCheck(refused=await grants.add(stored.grant, _now_ms()))
 
     async def append_journal(self, append: Append) -> AppendResult:
         """Journal entries that do not wait for the next model call."""
@@ -322,11 +360,12 @@ class AgentActivities:
     async def build_child_message(self, brief: Brief) -> BriefResult:
         """Return the first message of a sub-agent's thread. A long one is stored among its objects."""
         agent = self._find_agent(brief.context.agent)
-        run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
         child = self._open_contexts(brief.child_id).journal
         now_ms = brief.context.now_ms
         async with heartbeat(self._recorder.count_hold) as beat:
-            _, call = await beat.retry_or_hold(lambda: find_call(self._open_contexts(), run))
+            _, call = await beat.retry_or_hold(
+                lambda: find_call(self._open_contexts(), brief.context, brief.call_id)
+            )
             tool = agent.find_tool(call.tool)
             if tool is None:
                 return BriefResult(
@@ -422,6 +461,16 @@ class AgentActivities:
 
     def _get_policy(self, agent: Agent) -> Policy:
         return self._policy if agent.policy == _POLICY else agent.policy
+
+    def _find_policy(self, context: Context, agent: Agent) -> Policy:
+        """Return the policy of a thread."""
+        own = self._get_policy(agent)
+        return own if context.policy is None else Policy().with_changes(context.policy)
+
+    def _open_decisions(self) -> Decisions:
+        info = activity.info()
+        thread = thread_key(info.namespace, info.workflow_id or "")
+        return Decisions(self._packs, thread, info.namespace)
 
     def _open_contexts(self, thread_id: str = "") -> ContextStore:
         info = activity.info()

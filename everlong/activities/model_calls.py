@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from opentelemetry.trace import SpanKind
+from pydantic import ValidationError
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -20,7 +21,8 @@ from temporalio.exceptions import ApplicationError
 from everlong import compaction, limits
 from everlong.activities.builtin_tools import BUILTINS, find_builtin
 from everlong.activities.tool_calls import ToolThreads, bound_call
-from everlong.agents import Agent, Reply, TakeText, can_stream
+from everlong.agents import Agent, Reply, TakeText, Tool, can_stream
+from everlong.agents.agent import RESERVED_NAMES
 from everlong.models import (
     CallOptions,
     Compact,
@@ -33,6 +35,7 @@ from everlong.models import (
     call_digest,
     make_printable,
 )
+from everlong.policy import Policy
 from everlong.storage.context_store import LoadedContext
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, ResumeSummary, get_error_type
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
@@ -92,22 +95,25 @@ def check_costs(reply: Reply) -> None:
 
 
 async def build_wanted_calls(
-    agent: Agent, calls: Sequence[ToolCall], threads: ToolThreads
+    agent: Agent, calls: Sequence[ToolCall], threads: ToolThreads, policy: Policy
 ) -> tuple[WantedCall, ...]:
     """Return the calls in the form that the workflow gets.
 
     A team's own function may decide whether a call needs approval. It runs in a thread, with a timeout.
     """
     if not any(_has_rule(agent, call) for call in calls):
-        return tuple(_build_wanted_call(agent, call) for call in calls)
+        return tuple(_build_wanted_call(agent, call, policy) for call in calls)
     try:
         async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
             return tuple(
-                [await threads.run(partial(_build_wanted_call, agent, call)) for call in calls]
+                [
+                    await threads.run(partial(_build_wanted_call, agent, call, policy))
+                    for call in calls
+                ]
             )
     except TimeoutError:
         activity.logger.warning("needs_approval timed out; approval is required")
-        return tuple(_build_wanted_call(agent, call, unsure=True) for call in calls)
+        return tuple(_build_wanted_call(agent, call, policy, unsure=True) for call in calls)
 
 
 def _has_rule(agent: Agent, call: ToolCall) -> bool:
@@ -116,7 +122,9 @@ def _has_rule(agent: Agent, call: ToolCall) -> bool:
     return tool is not None and not isinstance(tool.needs_approval, bool)
 
 
-def _build_wanted_call(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall:
+def _build_wanted_call(
+    agent: Agent, call: ToolCall, policy: Policy, *, unsure: bool = False
+) -> WantedCall:
     tool = find_builtin(call.tool) or agent.find_tool(call.tool)
     if tool is None:
         options = CallOptions()
@@ -125,7 +133,9 @@ def _build_wanted_call(agent: Agent, call: ToolCall, *, unsure: bool = False) ->
         options = dataclasses.replace(tool.call_options, needs_approval=ruled)
     else:
         options = tool.options(call.arguments)
-    asks = options.needs_approval
+    if tool is not None and call.tool not in RESERVED_NAMES:
+        options = _apply_rules(tool, call, options, policy)
+    asks = options.needs_approval or options.once
     return WantedCall(
         call_id=call.id,
         tool=call.tool,
@@ -133,6 +143,20 @@ def _build_wanted_call(agent: Agent, call: ToolCall, *, unsure: bool = False) ->
         digest=call_digest(call.tool, call.arguments),
         options=options,
     )
+
+
+def _apply_rules(tool: Tool, call: ToolCall, options: CallOptions, policy: Policy) -> CallOptions:
+    """Return a call's options with the approvals that the policy asks for in addition."""
+    needed = policy.count_approvals(tool.name)
+    if not needed:
+        return options
+    try:
+        tool.parse(call.arguments)
+    except ValidationError:  # Invalid arguments are rejected without asking for approval.
+        return options
+    # 0 stands for all approvers, and no policy can ask for more people than these.
+    most = options.approvals_needed and max(options.approvals_needed, needed)
+    return dataclasses.replace(options, needs_approval=True, approvals_needed=most)
 
 
 def build_step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary) -> StepInfo:

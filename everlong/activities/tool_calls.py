@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
-import hashlib
 import inspect
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -26,18 +25,23 @@ from everlong import limits
 from everlong.activities.builtin_tools import BUILTINS, find_builtin
 from everlong.activities.heartbeat import Heartbeat
 from everlong.agents import Agent, CallInfo, Tool
-from everlong.agents.tools import ResultTooLarge, check_result_size
+from everlong.agents.tools import OutcomeUnknown, ResultTooLarge, check_result_size
 from everlong.errors import ConfigError, ModelRefused, ModelUnavailable
 from everlong.models import (
     CONTEXT_TOO_LARGE,
     HELD,
+    Context,
     Kind,
     Outcome,
     SegmentRef,
     ToolCall,
     ToolRun,
+    compute_idempotency_key,
     make_printable,
 )
+from everlong.models.names import CALL_NOT_FOUND, CALL_TIMED_OUT, OUTCOME_UNCLEAR
+from everlong.policy import Policy
+from everlong.storage.agent_grants import AgentGrants
 from everlong.storage.context_store import ContextStore
 
 T = TypeVar("T")
@@ -83,19 +87,30 @@ def _call_blocking(function: Callable[[], T]) -> T:
 
 @contextlib.asynccontextmanager
 async def bound_call(
-    what: str, seconds_max: float = limits.CALL_SECONDS_MAX
+    what: str, seconds_max: float = limits.CALL_SECONDS_MAX, *, once: bool = False
 ) -> AsyncIterator[None]:
     """Bound the time of a call to the user's code, and the size of its failure in the history.
 
-    The workflow's retry policy sets the attempts; a user's `ApplicationError` may forbid a retry.
+    The workflow's retry policy sets the attempts; a user's `ApplicationError` may forbid a retry. With
+    `once`, a failure that leaves open whether the call took effect has a type of its own.
     """
+    bound = asyncio.timeout(seconds_max)
     try:
-        async with asyncio.timeout(seconds_max):
+        async with bound:
             yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it is not our code
         activity.logger.warning("%s failed\n%s", what, _format_trace())
+        unknown = _find_unknown(error, timed_out=bound.expired()) if once else ""
         # Not chained, since the cause may have any size.
-        raise _build_failure(f"{what} failed: {type(error).__name__}: {error}", error) from None
+        reason = f"{what} failed: {type(error).__name__}: {error}"
+        raise _build_failure(reason, error, unknown) from None
+
+
+def _find_unknown(error: BaseException, *, timed_out: bool) -> str:
+    """Return the failure type of a call that may have taken effect; empty for a known outcome."""
+    if timed_out:
+        return CALL_TIMED_OUT
+    return OUTCOME_UNCLEAR if isinstance(error, OutcomeUnknown) else ""
 
 
 def _format_trace() -> str:
@@ -104,13 +119,13 @@ def _format_trace() -> str:
     return trace.encode(errors="replace").decode()
 
 
-def _build_failure(reason: str, error: BaseException) -> ApplicationError:
+def _build_failure(reason: str, error: BaseException, unknown: str = "") -> ApplicationError:
     theirs = error if isinstance(error, ApplicationError) else ApplicationError("")
     delay = theirs.next_retry_delay
     if isinstance(error, ModelUnavailable) and error.retry_after_seconds is not None:
         seconds = min(error.retry_after_seconds, limits.RETRY_AFTER_SECONDS_MAX)
         delay = timedelta(seconds=seconds)
-    kind = theirs.type or type(error).__name__
+    kind = unknown or theirs.type or type(error).__name__
     if isinstance(error, ModelRefused) and error.context_too_large:
         kind = CONTEXT_TOO_LARGE
     return ApplicationError(
@@ -122,7 +137,12 @@ def _build_failure(reason: str, error: BaseException) -> ApplicationError:
 
 
 async def run_call(
-    agent: Agent, run: ToolRun, call: ToolCall, beat: Heartbeat, threads: ToolThreads
+    agent: Agent,
+    run: ToolRun,
+    call: ToolCall,
+    beat: Heartbeat,
+    threads: ToolThreads,
+    gate: "ApprovalGate",
 ) -> tuple[Outcome, str, int]:
     """Run a tool; return the outcome, the text for the model, and how much of it the model is shown."""
     own = find_builtin(call.tool)
@@ -146,20 +166,24 @@ async def run_call(
             text = f"error: it took over {limits.CALL_SECONDS_MAX:.0f} s. Ask for less."
             return "failed", text, own.max_result_bytes
         return "ok", text, own.max_result_bytes
-    if await lacks_approval(tool, run, call, threads):
-        text = (
-            f"error: {tool.name!r} needs a person's approval, which was not requested, since the "
-            "worker that took the call did not know this. Nothing was run; call it again."
-        )
+    if reason := await gate.explain_refusal(tool, run, call):
+        text = f"error: {reason} Nothing was run; call it again."
         return "failed", text, tool.max_result_bytes
     seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
-    async with bound_call(f"tool {tool.name!r}", seconds_max):
-        try:
-            text = await threads.call(tool, arguments)
-            # The journal stores it as JSON, which may be larger.
-            check_result_size(len(to_json(text)))
-        except ResultTooLarge as error:
-            return "failed", f"error: {error}", tool.max_result_bytes
+    try:
+        async with bound_call(f"tool {tool.name!r}", seconds_max, once=bool(run.outcome_id)):
+            try:
+                text = await threads.call(tool, arguments)
+                # The journal stores it as JSON, which may be larger.
+                check_result_size(len(to_json(text)))
+            except ResultTooLarge as error:
+                return "failed", f"error: {error}", tool.max_result_bytes
+    except ApplicationError as error:
+        # What the tool raised is known. Any failure of the activity means that the outcome is not.
+        if not run.outcome_id or error.type in (CALL_TIMED_OUT, OUTCOME_UNCLEAR):
+            raise
+        reason = make_printable(error.message, limits.REASON_CHARS_MAX)
+        return "failed", f"error: {reason}", tool.max_result_bytes
     return "ok", text, tool.max_result_bytes
 
 
@@ -167,48 +191,78 @@ async def run_call(
 _INVALID_CHARS_MAX = 2000
 
 
-async def lacks_approval(tool: Tool, run: ToolRun, call: ToolCall, threads: ToolThreads) -> bool:
-    """Return whether a call needs an approval that was not requested.
+class ApprovalGate:
+    """The last check before a tool runs: that a person has approved the call, if one has to.
 
-    The worker that got the reply decided that: it may not have had the tool, or an older release of the
-    tool that needs no approval.
+    The worker that got the reply decided that. It may not have had the tool, or an older release of the
+    tool that needs no approval. And a grant may have been revoked since.
     """
-    if run.approved or tool.needs_approval is False:
-        return False
-    try:
-        async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
-            return (await threads.run(partial(tool.options, call.arguments))).needs_approval
-    except TimeoutError:
-        return True
+
+    def __init__(
+        self, policy: Policy, grants: AgentGrants, beat: Heartbeat, threads: ToolThreads
+    ) -> None:
+        self._policy = policy
+        self._grants = grants
+        self._beat = beat
+        self._threads = threads
+
+    async def explain_refusal(self, tool: Tool, run: ToolRun, call: ToolCall) -> str:
+        """Return why a call may not run, for the model; empty if it may."""
+        if run.grant:
+            agent = run.context.agent
+            if not await self._beat.retry_or_hold(lambda: self._grants.has(agent, run.grant)):
+                return f"{tool.name!r} needs a person's approval: the grant for it was revoked."
+        if run.approved or not await self._needs_approval(tool, call):
+            return ""
+        return (
+            f"{tool.name!r} needs a person's approval, which was not requested, since the worker that "
+            "took the call did not know this."
+        )
+
+    async def _needs_approval(self, tool: Tool, call: ToolCall) -> bool:
+        if self._policy.count_approvals(tool.name):
+            return True
+        if tool.needs_approval is False:
+            return False
+        try:
+            async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
+                return (
+                    await self._threads.run(partial(tool.options, call.arguments))
+                ).needs_approval
+        except TimeoutError:
+            return True
 
 
-async def find_call(contexts: ContextStore, run: ToolRun) -> tuple[SegmentRef, ToolCall]:
-    """Return the call with its arguments, from the newest reply of the journal."""
-    head = run.context.head
+async def find_call(
+    contexts: ContextStore, context: Context, call_id: str
+) -> tuple[SegmentRef, ToolCall]:
+    """Return a call with its arguments, from the newest reply of the journal."""
+    head = context.head
     if head is None:
-        raise _build_missing_call_error(run)
+        raise _build_missing_call_error(call_id)
     entry = await contexts.journal.last(head, Kind.REPLY)
     messages = [] if entry is None else await contexts.journal.messages([entry])
     for message in messages:
         for call in message.tool_calls:
-            if call.id == run.call_id:
+            if call.id == call_id:
                 return head, call
-    raise _build_missing_call_error(run)
+    raise _build_missing_call_error(call_id)
 
 
 def build_call_info(
-    agent: Agent, head: SegmentRef, call: ToolCall, on_progress: Callable[[str], None] | None = None
+    agent: Agent, head: SegmentRef, run: ToolRun, on_progress: Callable[[str], None] | None = None
 ) -> CallInfo:
     """Return the ids of a call, for `current_call`."""
     info = activity.info()
     thread_id = info.workflow_id or ""
-    # The journal's head identifies the call's whole past, so each branch after a reset has its own key.
-    name = f"{info.namespace}\0{thread_id}\0{head.ref.digest}\0{call.id}"
+    key = run.idempotency_key or compute_idempotency_key(
+        info.namespace, thread_id, head.ref.digest, run.call_id
+    )
     return CallInfo(
         thread_id=thread_id,
         agent=agent.name,
-        call_id=call.id,
-        idempotency_key=hashlib.blake2b(name.encode(), digest_size=16).hexdigest(),
+        call_id=run.call_id,
+        idempotency_key=key,
         attempt=info.attempt,
         **({} if on_progress is None else {"on_progress": on_progress}),
     )
@@ -219,9 +273,9 @@ def describe_invalid_arguments(error: ValidationError) -> str:
     return f"the arguments are invalid. {error}"[:_INVALID_CHARS_MAX]
 
 
-def _build_missing_call_error(run: ToolRun) -> ApplicationError:
+def _build_missing_call_error(call_id: str) -> ApplicationError:
     return ApplicationError(
-        f"the newest reply of the journal has no call {run.call_id!r}",
-        type="CallNotFound",
+        f"the newest reply of the journal has no call {call_id!r}",
+        type=CALL_NOT_FOUND,
         non_retryable=True,
     )

@@ -1,20 +1,25 @@
-"""Pending approvals over all threads, oldest first."""
+"""Calls that wait for people over all threads, oldest first: approvals and unknown outcomes."""
 
 import asyncio
 import dataclasses
-from typing import Final
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 from temporalio.client import Client
 
 from everlong import limits
 from everlong.admin.entries import EntrySummary, summarise_entry
 from everlong.client.lookup import ANSWER_SECONDS_MAX
+from everlong.client.status import list_outcomes as read_outcomes
 from everlong.client.status import list_pending, load_arguments, open_journal, read_status
 from everlong.client.visibility import ThreadRow, read_rows
 from everlong.errors import EverlongError, NoWorker
-from everlong.models import AGENT_WORKFLOW, Approval
+from everlong.models import AGENT_WORKFLOW, Approval, UnknownOutcome, Vote
 from everlong.models.search_attributes import PENDING
 from everlong.storage.pack_store import PackStore
+
+T = TypeVar("T")
 
 _QUERY: Final = (
     f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Running' AND {PENDING.name} > 0"
@@ -41,6 +46,25 @@ class WaitingApproval:
     """Last entries of the thread before the request."""
     problem: str = ""
     """Why the arguments or the context cannot be shown; empty if they can."""
+    needed: int = 1
+    """Number of people who must approve."""
+    votes: tuple[Vote, ...] = ()
+    """Who has approved so far."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WaitingOutcome:
+    """A call whose outcome is unknown, with its arguments and the entries before it."""
+
+    thread_id: str
+    agent: str
+    outcome: UnknownOutcome
+    arguments: str
+    """The whole arguments, up to 32 KiB; only their beginning if `problem` says so."""
+    arguments_bytes: int
+    context: tuple[EntrySummary, ...]
+    problem: str = ""
+    """Why the arguments or the context cannot be shown; empty if they can."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +80,57 @@ class ApprovalPage:
     """Threads that did not answer, with the reason."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutcomePage:
+    """Unknown outcomes, oldest first."""
+
+    waiting: tuple[WaitingOutcome, ...]
+    threads: int
+    """Threads with calls that wait for people, by visibility, which lags by a second or so."""
+    not_asked: int
+    """Number of threads beyond the first 100, which were not queried."""
+    problems: dict[str, str]
+    """Threads that did not answer, with the reason."""
+
+
 async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
     """Return all pending approvals. Only threads that have some are queried."""
+    found = await _ask_threads(client, partial(_load_thread_approvals, client, packs))
+    waiting = sorted(found.items, key=lambda each: (each.approval.asked_ms, each.approval.id))
+    return ApprovalPage(
+        waiting=tuple(waiting),
+        threads=found.threads,
+        not_asked=found.not_asked,
+        problems=found.problems,
+    )
+
+
+async def list_outcomes(client: Client, packs: PackStore) -> OutcomePage:
+    """Return all unknown outcomes. Only threads with calls that wait for people are queried."""
+    found = await _ask_threads(client, partial(_load_thread_outcomes, client, packs))
+    waiting = sorted(found.items, key=lambda each: (each.outcome.asked_ms, each.outcome.id))
+    return OutcomePage(
+        waiting=tuple(waiting),
+        threads=found.threads,
+        not_asked=found.not_asked,
+        problems=found.problems,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found(Generic[T]):
+    """What threads have answered."""
+
+    items: list[T]
+    threads: int
+    not_asked: int
+    problems: dict[str, str]
+
+
+async def _ask_threads(
+    client: Client, load: Callable[[ThreadRow], Awaitable[list[T]]]
+) -> _Found[T]:
+    """Ask the threads with calls that wait for people, a bounded number at a time."""
     rows: list[ThreadRow] = []
     token = b""
     while len(rows) < 10 * THREADS_MAX:
@@ -70,11 +143,11 @@ async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
     places = asyncio.Semaphore(_AT_ONCE)
     problems: dict[str, str] = {}
 
-    async def ask(row: ThreadRow) -> list[WaitingApproval]:
+    async def ask(row: ThreadRow) -> list[T]:
         async with places:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                    return await _load_thread_approvals(client, packs, row)
+                    return await load(row)
             except TimeoutError:
                 problems[row.thread_id] = str(
                     NoWorker(f"thread {row.thread_id!r} did not answer in time")
@@ -83,15 +156,12 @@ async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
                 problems[row.thread_id] = str(error)
             return []
 
-    found = [
-        each for group in await asyncio.gather(*map(ask, rows[:THREADS_MAX])) for each in group
-    ]
-    found.sort(key=lambda each: (each.approval.asked_ms, each.approval.id))
-    return ApprovalPage(
-        waiting=tuple(found),
-        threads=len(rows),
-        not_asked=max(0, len(rows) - THREADS_MAX),
-        problems=problems,
+    groups = await asyncio.gather(*map(ask, rows[:THREADS_MAX]))
+    return _Found(
+        [each for group in groups for each in group],
+        len(rows),
+        max(0, len(rows) - THREADS_MAX),
+        problems,
     )
 
 
@@ -107,6 +177,42 @@ async def list_thread_approvals(
     )
 
 
+async def list_thread_outcomes(
+    client: Client, packs: PackStore, thread_id: str
+) -> tuple[WaitingOutcome, ...]:
+    """Return the unknown outcomes of one thread, with whole arguments and context."""
+    return tuple(
+        [
+            await _load_outcome(client, packs, thread_id, "", outcome)
+            for outcome in await read_outcomes(client, thread_id)
+        ]
+    )
+
+
+async def _load_thread_outcomes(
+    client: Client, packs: PackStore, row: ThreadRow
+) -> list[WaitingOutcome]:
+    return [
+        await _load_outcome(client, packs, row.thread_id, row.agent, outcome)
+        for outcome in await read_outcomes(client, row.thread_id)
+    ]
+
+
+async def _load_outcome(
+    client: Client, packs: PackStore, thread_id: str, agent: str, outcome: UnknownOutcome
+) -> WaitingOutcome:
+    shown = await _load_call(client, packs, thread_id, outcome)
+    return WaitingOutcome(
+        thread_id=thread_id,
+        agent=agent,
+        outcome=outcome,
+        arguments=shown.arguments,
+        arguments_bytes=shown.arguments_bytes,
+        context=shown.context,
+        problem=shown.problem,
+    )
+
+
 async def _load_thread_approvals(
     client: Client, packs: PackStore, row: ThreadRow
 ) -> list[WaitingApproval]:
@@ -119,6 +225,33 @@ async def _load_thread_approvals(
 async def _load_approval(
     client: Client, packs: PackStore, thread_id: str, agent: str, approval: Approval
 ) -> WaitingApproval:
+    shown = await _load_call(client, packs, thread_id, approval)
+    return WaitingApproval(
+        thread_id=thread_id,
+        agent=agent,
+        approval=approval,
+        arguments=shown.arguments,
+        arguments_bytes=shown.arguments_bytes,
+        context=shown.context,
+        problem=shown.problem,
+        needed=approval.needed,
+        votes=approval.votes,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _ShownCall:
+    """What a person reads of a call before the decision."""
+
+    arguments: str
+    arguments_bytes: int
+    context: tuple[EntrySummary, ...]
+    problem: str
+
+
+async def _load_call(
+    client: Client, packs: PackStore, thread_id: str, approval: Approval | UnknownOutcome
+) -> _ShownCall:
     arguments, problem = approval.arguments, ""
     context: tuple[EntrySummary, ...] = ()
     try:
@@ -131,19 +264,13 @@ async def _load_approval(
         problem = problem or f"The entries before the call cannot be shown: {error}"
     # JSON may hold lone surrogates. Show them escaped, not replaced: the approver must see them.
     data = arguments.encode(errors="backslashreplace")
-    return WaitingApproval(
-        thread_id=thread_id,
-        agent=agent,
-        approval=approval,
-        arguments=data[:ARGUMENTS_BYTES_MAX].decode(errors="ignore"),
-        arguments_bytes=len(data),
-        context=context,
-        problem=problem,
+    return _ShownCall(
+        data[:ARGUMENTS_BYTES_MAX].decode(errors="ignore"), len(data), context, problem
     )
 
 
 async def _load_context(
-    client: Client, packs: PackStore, thread_id: str, approval: Approval
+    client: Client, packs: PackStore, thread_id: str, approval: Approval | UnknownOutcome
 ) -> tuple[EntrySummary, ...]:
     """Return the entries before the call, up to the reply that requests it."""
     seq = int(approval.id.partition("-")[0])

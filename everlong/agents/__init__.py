@@ -8,6 +8,7 @@ from everlong.agents.model import Model, Reply, StreamingModel, TakeText, can_st
 from everlong.agents.tools import (
     CallInfo,
     FunctionTool,
+    OutcomeUnknown,
     Tool,
     ToolOptions,
     current_call,
@@ -21,6 +22,7 @@ __all__ = [
     "CallInfo",
     "FunctionTool",
     "Model",
+    "OutcomeUnknown",
     "Reply",
     "StreamingModel",
     "TakeText",

@@ -64,6 +64,14 @@ class ResultTooLarge(Exception):
         )
 
 
+class OutcomeUnknown(Exception):
+    """Raise it in a tool with `effects="once"` that cannot tell whether it took effect.
+
+    For example if the connection broke after the request was sent. A person is asked then, and the model
+    is told nothing until the answer. In any other tool it is an error like others: the call is retried.
+    """
+
+
 class ToolOptions(TypedDict, total=False):
     """Options of `@tool`."""
 
@@ -72,6 +80,12 @@ class ToolOptions(TypedDict, total=False):
     by name and returns that. If the function raises, approval is required."""
     approvers: list[str]
     """Names of the users who may decide. Default: every user who can reach the thread."""
+    approvals_needed: int | Literal["all"]
+    """How many of them must approve: 1 (the default), a larger number, or all. One who denies is enough
+    to deny."""
+    always: bool
+    """Whether a person may also allow later calls, with a grant. Default: True. A call that needs
+    several approvals accepts no grants."""
     deadline_seconds: float
     """How long to wait for a decision. Default: forever."""
     on_deadline: Literal["deny", "escalate"]
@@ -81,8 +95,11 @@ class ToolOptions(TypedDict, total=False):
     timeout_seconds: float
     """Timeout of one attempt. Default: `limits.CALL_SECONDS_MAX`."""
     attempts_max: int
-    """Attempts of a call that raises. Default: `limits.CALL_ATTEMPTS_MAX`. Set 1 for a tool whose effect
-    must not happen twice and that cannot use an idempotency key."""
+    """Attempts of a call that raises. Default: `limits.CALL_ATTEMPTS_MAX`; 1 with `effects="once"`."""
+    effects: Literal["once", "repeatable"]
+    """`once` for a tool whose effect must not happen twice and that cannot use an idempotency key. It
+    gets one attempt. If that has no known outcome, because its worker died or it timed out, a person has
+    to say what became of it. Default: `once` if `attempts_max` is 1, else `repeatable`."""
     max_result_bytes: int
     """Bytes of a result that the model is shown; the journal keeps all of it. Default: 32 KiB."""
 
@@ -398,12 +415,15 @@ def _measure_indent(line: str) -> int:
 
 # A shorter part of a result is useless to a model.
 _RESULT_BYTES_MIN: Final = 256
-_APPROVAL: Final = ("approvers", "deadline_seconds", "on_deadline", "escalate_to")
+_PEOPLE: Final = ("approvers", "deadline_seconds", "on_deadline", "escalate_to")
+_APPROVAL: Final = ("approvals_needed", "always")
 _KNOWN: Final = (
     "needs_approval",
+    *_PEOPLE,
     *_APPROVAL,
     "timeout_seconds",
     "attempts_max",
+    "effects",
     "max_result_bytes",
 )
 
@@ -416,15 +436,53 @@ def parse_options(name: str, options: Mapping[str, Any], parameters: Sequence[st
     _check_rule(what, options.get("needs_approval", False), parameters)
     _check_approval(what, options)
     _check_at_least(what, options, "attempts_max", 1)
+    _check_effects(what, options)
     _check_at_least(what, options, "max_result_bytes", _RESULT_BYTES_MIN)
     return CallOptions(
         timeout_seconds=_read_seconds(what, options, "timeout_seconds"),
-        attempts_max=options.get("attempts_max"),
+        attempts_max=1 if _is_once(options) else options.get("attempts_max"),
         approvers=_read_names(what, options, "approvers"),
         deadline_seconds=_read_seconds(what, options, "deadline_seconds"),
         on_deadline=options.get("on_deadline", "deny"),
         escalate_to=_read_names(what, options, "escalate_to"),
+        approvals_needed=_read_approvals_needed(what, options),
+        always=options.get("always", True),
+        once=_is_once(options),
     )
+
+
+def _is_once(options: Mapping[str, Any]) -> bool:
+    default = "once" if options.get("attempts_max") == 1 else "repeatable"
+    return bool(options.get("effects", default) == "once")
+
+
+def _check_effects(what: str, options: Mapping[str, Any]) -> None:
+    effects = options.get("effects", "repeatable")
+    if effects not in ("once", "repeatable"):
+        raise ConfigError(f"{what}: effects must be 'once' or 'repeatable', not {effects!r}")
+    if effects == "once" and options.get("attempts_max", 1) != 1:
+        raise ConfigError(
+            f"{what}: effects='once' allows one attempt. Leave attempts_max out, or take "
+            "effects='repeatable'."
+        )
+
+
+def _read_approvals_needed(what: str, options: Mapping[str, Any]) -> int:
+    """Return the number of approvals; 0 stands for all approvers."""
+    value = options.get("approvals_needed", 1)
+    approvers = _read_names(what, options, "approvers")
+    if value == "all":
+        if not approvers:
+            raise ConfigError(f"{what}: approvals_needed='all' needs approvers. Set both.")
+        value = len(set(approvers))
+    _check_at_least(what, {"approvals_needed": value}, "approvals_needed", 1)
+    most = min(limits.APPROVALS_NEEDED_MAX, len(set(approvers)) or limits.APPROVALS_NEEDED_MAX)
+    if value > most:
+        raise ConfigError(
+            f"{what}: approvals_needed is {value}, and at most {most} can be: "
+            + ("there are no more approvers" if approvers else "the bound of Everlong")
+        )
+    return 0 if options.get("approvals_needed") == "all" else int(value)
 
 
 def _check_rule(what: str, rule: object, parameters: Sequence[str]) -> None:
@@ -448,9 +506,13 @@ def _check_approval(what: str, options: Mapping[str, Any]) -> None:
             f"{what}: approvers and escalate_to have over "
             f"{limits.APPROVERS_BYTES_MAX} bytes together. Name a group instead."
         )
-    given = [each for each in _APPROVAL if each in options]
-    if given and options.get("needs_approval", False) is False:
-        raise ConfigError(f"{what}: {given[0]} has no effect without needs_approval. Set both.")
+    if not isinstance(options.get("always", True), bool):
+        raise ConfigError(f"{what}: always must be True or False, not {options['always']!r}")
+    if options.get("needs_approval", False) is False:
+        # They also name the people who say what became of a call with an unknown outcome.
+        people = () if _is_once(options) else _PEOPLE
+        if given := [each for each in (*_APPROVAL, *people) if each in options]:
+            raise ConfigError(f"{what}: {given[0]} has no effect without needs_approval. Set both.")
     action = options.get("on_deadline", "deny")
     if action not in ("deny", "escalate"):
         raise ConfigError(f"{what}: on_deadline must be 'deny' or 'escalate', not {action!r}")
@@ -487,4 +549,4 @@ def _read_names(what: str, options: Mapping[str, Any], option: str) -> tuple[str
         raise ConfigError(f"{what}: {option} must be a list of names, as in {option}=['alice']")
     if option in options and not names:
         raise ConfigError(f"{what}: {option} is empty. Give at least one name, or leave it out.")
-    return tuple(names)
+    return tuple(dict.fromkeys(names))

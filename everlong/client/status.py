@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from pydantic_core import to_json
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.failure.v1 import Failure
@@ -25,13 +26,19 @@ from everlong.client.errors import explain_unreadable, translate_errors
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
     AGENT_WORKFLOW,
+    GRANTS_QUERY,
+    OUTCOMES_QUERY,
     PENDING_QUERY,
     STATUS_QUERY,
     Approval,
+    Edit,
+    Grant,
     Kind,
+    Ref,
     Retry,
     Status,
     ThreadStatus,
+    UnknownOutcome,
     call_digest,
     choose_status,
     find_hold_cause,
@@ -42,16 +49,20 @@ from everlong.models.names import UNJOURNALLED_QUERY
 from everlong.models.state import Unjournalled
 from everlong.models.status import CALLS, ENDED, read_end
 from everlong.models.thread_ids import quote_id
+from everlong.models.tools import EDITED_ARGUMENTS
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
+
+T = TypeVar("T")
 
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0
 _OUR_ACTIVITIES: Final = "everlong."
 # Causes of a failure that are shown.
 _CAUSES_MAX: Final = 5
-# An approval's id: the seq of its reply, the number of the call in it, and the call's digest.
-_PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-([0-9a-f]+)")
+# An approval's id: the seq of its reply, the number of the call, the call's digest, and the number of a
+# change of its arguments. An outcome's id ends with the number of the attempt.
+_PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-([0-9a-f]+)(?:-r?[1-9]\d*)?")
 
 
 async def read_status(client: Client, thread_id: str) -> ThreadStatus:
@@ -177,21 +188,34 @@ async def read_held_reason(client: Client, activities: Iterable[PendingActivityI
 
 async def list_pending(client: Client, thread_id: str) -> list[Approval]:
     """Return the tool calls that wait for an approval; none if the thread has ended."""
+    return await _list(client, thread_id, PENDING_QUERY, list[Approval])
+
+
+async def list_outcomes(client: Client, thread_id: str) -> list[UnknownOutcome]:
+    """Return the tool calls whose outcome is unknown; none if the thread has ended."""
+    return await _list(client, thread_id, OUTCOMES_QUERY, list[UnknownOutcome])
+
+
+async def list_thread_grants(client: Client, thread_id: str) -> list[Grant]:
+    """Return the grants in a thread's state; none if the thread has ended."""
+    return await _list(client, thread_id, GRANTS_QUERY, list[Grant])
+
+
+async def _list(client: Client, thread_id: str, query: str, result_type: type[list[T]]) -> list[T]:
+    """Return what a query lists; nothing if the thread has ended."""
     handle = client.get_workflow_handle(thread_id)
 
-    async def ask() -> list[Approval]:
-        waiting: list[Approval] = await handle.query(
-            PENDING_QUERY,
-            result_type=list[Approval],
-            rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
+    async def ask() -> list[T]:
+        found: list[T] = await handle.query(
+            query, result_type=result_type, rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX)
         )
-        return waiting
+        return found
 
     with translate_errors(thread_id):
         description = await handle.describe()
         if describe_end(description):
             return []
-        return await get_answer(client, PENDING_QUERY, description, ask)
+        return await get_answer(client, query, description, ask)
 
 
 async def read_unjournalled(client: Client, thread_id: str) -> Unjournalled | None:
@@ -214,12 +238,15 @@ async def read_unjournalled(client: Client, thread_id: str) -> Unjournalled | No
 
 
 async def load_arguments(
-    client: Client, packs: PackStore, thread_id: str, approval: Approval
+    client: Client, packs: PackStore, thread_id: str, approval: Approval | UnknownOutcome
 ) -> str:
     """Return the whole arguments of a call that waits for a person, from the reply that asks for it.
 
-    Raises `EntryNotFound` if the journal holds another call there, because a reset has undone this one.
+    Arguments that a person has changed are those of the change. Raises `EntryNotFound` if the journal
+    holds another call there, because a reset has undone this one.
     """
+    if approval.edit is not None:
+        return await _load_edit(client, packs, thread_id, approval.edit)
     thread = open_journal(client, packs, thread_id)
     if place := _PLACE.fullmatch(approval.id):
         seq, number, digest = int(place[1]), int(place[2]), place[3]
@@ -233,6 +260,17 @@ async def load_arguments(
         f"the journal of thread {thread_id!r} does not hold the call of approval {approval.id!r}. See "
         f"what waits now with: everlong approvals {quote_id(thread_id)}"
     )
+
+
+async def _load_edit(client: Client, packs: PackStore, thread_id: str, edit: Edit) -> str:
+    ref = Ref(
+        thread=thread_key(client.namespace, thread_id),
+        digest=edit.digest,
+        size_bytes=edit.size_bytes,
+        kind=Kind.ARGUMENTS,
+    )
+    edited = EDITED_ARGUMENTS.validate_json(await packs.read_body(ref))
+    return to_json(edited.arguments).decode()
 
 
 def open_journal(client: Client, packs: PackStore, thread_id: str) -> Journal:
@@ -273,8 +311,6 @@ async def _find_failing_task(client: Client, thread_id: str, error: RPCError) ->
             return make_printable(event.workflow_task_failed_event_attributes.failure.message, 500)
     return ""
 
-
-T = TypeVar("T")
 
 ANSWERS_MAX: Final = 1024
 """Answers kept for each client. A status has about 4 KB, so all of them take 4 MB."""

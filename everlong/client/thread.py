@@ -4,12 +4,13 @@ A handle holds no state of the thread and makes no request by itself: making one
 valid across continue-as-new, restarts of workers and the end of the thread.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from temporalio.client import Client
 
-from everlong.client import diagnosis, fork, lookup, status, time_travel, wait
+from everlong.client import diagnosis, fork, grants, lookup, status, time_travel, wait
 from everlong.client.diagnosis import Diagnosis, Report
 from everlong.client.errors import check_argument
 from everlong.client.fork_links import ForkLinks, load_fork_links
@@ -26,18 +27,26 @@ from everlong.models import (
     CONFIGURE_UPDATE,
     DECIDE_UPDATE,
     PAUSE_SIGNAL,
+    RESOLVE_UPDATE,
+    REVOKE_GRANT_UPDATE,
     STOP_SIGNAL,
     UNPAUSE_SIGNAL,
+    Always,
     Approval,
     Configure,
     Control,
     Decide,
     Entry,
+    Grant,
     Message,
+    Resolve,
+    RevokeGrant,
     ThreadStart,
     ThreadStatus,
+    UnknownOutcome,
     seq_after,
 )
+from everlong.models.grants import is_thread_grant
 from everlong.models.labels import ChangeLabels
 from everlong.models.names import LABEL_UPDATE
 from everlong.storage.pack_store import PackStore
@@ -195,8 +204,16 @@ class ThreadHandle:
         """Return the tool calls that wait for an approval; none if the thread has ended."""
         return await status.list_pending(self.client, self.id)
 
-    async def arguments(self, approval: Approval) -> str:
-        """Return the whole arguments of a call that waits for an approval, as JSON."""
+    async def outcomes(self) -> list[UnknownOutcome]:
+        """Return the tool calls of which it is not known whether they took effect."""
+        return await status.list_outcomes(self.client, self.id)
+
+    async def grants(self) -> list[Grant]:
+        """Return the grants that allow calls of the thread: its own, and those of its agent."""
+        return await grants.list_grants(self.client, self.packs, self.id, _now_ms())
+
+    async def arguments(self, approval: Approval | UnknownOutcome) -> str:
+        """Return the whole arguments of a call that waits for a person, as JSON."""
         return await status.load_arguments(self.client, self.packs, self.id, approval)
 
     async def diagnose(self) -> Diagnosis | None:
@@ -231,14 +248,69 @@ class ThreadHandle:
 
     # Control.
 
-    async def decide(self, approval_id: str, *, approve: bool, by: str, reason: str = "") -> None:
-        """Approve or deny a tool call that waits for it. `approvals` lists them with their ids."""
+    async def decide(
+        self,
+        approval_id: str,
+        *,
+        approve: bool,
+        by: str,
+        reason: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        always: Always | None = None,
+    ) -> None:
+        """Approve or deny a tool call that waits for it. `approvals` lists them with their ids.
+
+        An approval may change the call: it then runs with these `arguments`, which are all of them. Or
+        it may allow later calls too, as in `always=Always(match="tool", seconds=8 * 3600)`; `grants`
+        lists what is allowed. A worker checks both; arguments that do not fit the tool are refused.
+        """
         decision = check_argument(
             DecisionRefused,
-            lambda: Decide(id=approval_id, approve=approve, by=by, reason=reason),
+            lambda: Decide(
+                id=approval_id,
+                approve=approve,
+                by=by,
+                reason=reason,
+                arguments=None if arguments is None else dict(arguments),
+                always=always,
+            ),
         )
         await update(
             self.client, self.id, DECIDE_UPDATE, decision, type(None), refused=DecisionRefused
+        )
+
+    async def resolve_outcome(
+        self,
+        outcome_id: str,
+        *,
+        outcome: Literal["done", "not_done", "retry"],
+        by: str,
+        result: str = "",
+        reason: str = "",
+    ) -> None:
+        """Say what became of a call whose outcome is unknown. `outcomes` lists them with their ids.
+
+        `done`, with the `result` for the model if there is one; `not_done`, which the model reads; or
+        `retry`, which runs the call again with the same idempotency key.
+        """
+        answer = check_argument(
+            DecisionRefused,
+            lambda: Resolve(id=outcome_id, outcome=outcome, by=by, result=result, reason=reason),
+        )
+        await update(
+            self.client, self.id, RESOLVE_UPDATE, answer, type(None), refused=DecisionRefused
+        )
+
+    async def revoke_grant(self, grant_id: str, *, by: str = "", reason: str = "") -> None:
+        """Revoke a grant that `grants` lists: it allows no call that has not begun to run."""
+        if not is_thread_grant(grant_id):
+            await grants.revoke_agent_grant(self.client, self.packs, grant_id, by=by, reason=reason)
+            return
+        request = check_argument(
+            DecisionRefused, lambda: RevokeGrant(id=grant_id, by=by, reason=reason)
+        )
+        await update(
+            self.client, self.id, REVOKE_GRANT_UPDATE, request, type(None), refused=DecisionRefused
         )
 
     async def configure(
@@ -413,6 +485,10 @@ class ThreadHandle:
     async def messages(self) -> list[Message]:
         """Return the whole conversation, long messages in full."""
         return await time_travel.read_messages(self.client, self.packs, self.id)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def thread(

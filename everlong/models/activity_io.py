@@ -7,7 +7,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from everlong import limits
+from everlong.models.grants import Grant
 from everlong.models.journal import (
+    OPTIONAL,
     Bytes,
     Entry,
     SegmentRef,
@@ -16,7 +18,7 @@ from everlong.models.journal import (
 )
 from everlong.models.state import SendMessage
 from everlong.models.status import Status
-from everlong.models.tools import SentTime, ToolResult, WantedCall
+from everlong.models.tools import Edit, SentTime, ToolResult, WantedCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class ModelCall:
     growth_bytes_per_hour: float = 0.0
     steps: Annotated[int, Field(ge=0)] = 0
     """Number of the thread's earlier model calls."""
+    grants: Annotated[tuple[Grant, ...], Field(exclude_if=operator.not_)] = ()
+    """Grants of the thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,58 @@ class ToolRun:
     """Time of the approval."""
     inline_bytes_max: int = limits.STEP_RESULTS_BYTES_MAX
     """A larger result is stored as a pack; a smaller one comes back inside its entry."""
+    grant: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Id of the agent's grant that allows the call. Without it in the store, nothing is run."""
+    edit: Annotated[Edit | None, OPTIONAL] = None
+    """The arguments to run it with, if a person has changed them."""
+    outcome_id: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Id of the attempt, for a call whose effect must not happen twice: a failure of the activity then
+    means that the outcome is unknown, so what the tool raises is a result. Empty for other calls."""
+    idempotency_key: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Key of an earlier attempt whose outcome is unknown; empty for the first one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckDecision:
+    """Argument of the `everlong.check_decision` activity, which checks a decision before it is applied.
+
+    Only a decision that changes the arguments of its call, or allows later calls, is checked.
+    """
+
+    context: Context
+    """Context whose head is the journal with the call: its newest reply has the arguments."""
+    call_id: str
+    tool: str
+    by: str
+    arguments: dict[str, Any] | None = None
+    """The changed arguments; None if the decision does not change them."""
+    number: int = 1
+    """Number of the change."""
+    match: Literal["", "tool", "arguments"] = ""
+    """What the decision allows; empty if it allows no later call."""
+    scope: Literal["thread", "agent"] = "thread"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionCheck:
+    """Result of `everlong.check_decision`."""
+
+    refused: str = ""
+    """Why the decision is refused; empty if it is accepted."""
+    edit: Edit | None = None
+    """The changed arguments, stored."""
+    preview: str = ""
+    """Beginning of the changed arguments."""
+    written_bytes: Bytes = 0
+    arguments_digest: str = ""
+    """Digest of the call's arguments, for a grant that depends on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreGrant:
+    """Argument of the `everlong.store_grant` activity, which stores a grant of an agent."""
+
+    grant: Grant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +267,8 @@ def identify_call(activity: str, argument: Any) -> str:
     A signal about a call that has ended then matches none.
     """
     context = getattr(argument, "context", None)
-    head, now_ms = (argument.head, 0) if context is None else (context.head, context.now_ms)
+    head = getattr(argument, "head", None) if context is None else context.head
+    now_ms = 0 if context is None else context.now_ms
     return f"{activity} {seq_after(head)} {now_ms} {getattr(argument, 'call_id', '')}".rstrip()
 
 

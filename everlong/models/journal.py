@@ -15,7 +15,7 @@ from everlong import limits
 
 Bytes = Annotated[int, Field(ge=0)]
 # Not written while it is None, since most entries have few of these fields.
-_OPTIONAL: Final = Field(exclude_if=lambda value: value is None)
+OPTIONAL: Final = Field(exclude_if=lambda value: value is None)
 Body = dict[str, Any]
 """A message as JSON, in the format of pydantic-ai's `ModelMessage`: see `messages`."""
 
@@ -38,6 +38,8 @@ class Kind(StrEnum):
     """A piece of a thread's journal."""
     SNAPSHOT = "snapshot"
     """The compacted base of a thread's context."""
+    ARGUMENTS = "arguments"
+    """The arguments of a call as a person has changed them."""
 
     MESSAGE = "message"
     """A message of a person or a program to the agent."""
@@ -52,6 +54,12 @@ class Kind(StrEnum):
     """A tool call waits for a person's decision: an `Approval`."""
     DECIDED = "decided"
     """A decision of a person, or of the deadline: a `Decision`."""
+    VOTED = "voted"
+    """A person approved a call that needs more approvals: a `VoteNote`."""
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    """It is not known whether a call took effect: an `UnknownOutcome`."""
+    OUTCOME_RESOLVED = "outcome_resolved"
+    """A person, or the deadline, has said what became of it: a `Resolution`."""
     MEMORY = "memory"
     """A fact was remembered or forgotten: a `MemoryChange`."""
     COMPACTION = "compaction"
@@ -144,20 +152,20 @@ class Entry:
     """Time of the entry, in Unix milliseconds."""
     size_bytes: Bytes
     """Size of the body or the data as JSON."""
-    body: Annotated[Body | None, _OPTIONAL] = None
+    body: Annotated[Body | None, OPTIONAL] = None
     """The message, if it is small; otherwise `ref` refers to it."""
-    ref: Annotated[Ref | None, _OPTIONAL] = None
+    ref: Annotated[Ref | None, OPTIONAL] = None
     """The pack that holds the body: alone, or at `part`."""
-    part: Annotated[Slice | None, _OPTIONAL] = None
-    original: Annotated[Ref | None, _OPTIONAL] = None
+    part: Annotated[Slice | None, OPTIONAL] = None
+    original: Annotated[Ref | None, OPTIONAL] = None
     """The whole message, if it is too long for a model: the body is its beginning and its end."""
-    data: Annotated[dict[str, Any] | None, _OPTIONAL] = None
+    data: Annotated[dict[str, Any] | None, OPTIONAL] = None
     """Data of an entry without a message. The doc of its kind names the type."""
     tokens: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
     """Tokens that the model read and wrote for a reply, by its provider's count."""
     cost_usd: Annotated[float, Field(ge=0, exclude_if=operator.not_)] = 0.0
     """Cost of a reply, if the price is known."""
-    step: Annotated[StepInfo | None, _OPTIONAL] = None
+    step: Annotated[StepInfo | None, OPTIONAL] = None
     """Size of the thread when the model was called; None if the entry is not a reply."""
 
 
@@ -295,11 +303,12 @@ class ControlNote:
     """Data of a `control` entry."""
 
     action: str
-    """`pause`, `unpause`, `configure`, `compact`, `stop`, or another action on the thread."""
+    """`pause`, `unpause`, `configure`, `compact`, `stop`, `grant`, `revoke_grant`, or another action on
+    the thread."""
     by: str = ""
     reason: str = ""
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of the policy that `configure` changed."""
+    """Fields of the policy that `configure` changed; fields of the grant that was given or revoked."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ APPEND_JOURNAL: Final = "everlong.append_journal"
 COMPACT: Final = "everlong.compact"
 BRIEF: Final = "everlong.brief"
 COLLECT: Final = "everlong.collect"
+CHECK_DECISION: Final = "everlong.check_decision"
+STORE_GRANT: Final = "everlong.store_grant"
 CHECK: Final = "everlong.check"
 SWEEP: Final = "everlong.sweep"
 
@@ -23,11 +25,27 @@ HELD: Final = "everlong.Held"
 CONTEXT_TOO_LARGE: Final = "everlong.ContextTooLarge"
 """Failure type of a model call whose provider would accept a smaller context."""
 
+CALL_NOT_FOUND: Final = "CallNotFound"
+"""Failure type of a call that the newest reply does not have: nothing was run."""
+
+CALL_TIMED_OUT: Final = "everlong.CallTimedOut"
+OUTCOME_UNCLEAR: Final = "everlong.OutcomeUnclear"
+"""Failure types of a call whose effect must not happen twice, and of which it is not known whether it
+took effect: it did not end in time, or its tool raised `OutcomeUnknown`."""
+
+WORKER_SHUTDOWN: Final = "WorkerShutdown"
+"""Failure type, given by the SDK, of an activity that did not end before its worker."""
+
+DECISION_REFUSED: Final = "everlong.DecisionRefused"
+"""Failure type of an update that was accepted, and then refused by the check of the worker."""
+
 MESSAGE_LOST: Final = "everlong.MessageLost"
 """Failure type of a model call whose message is not in the store."""
 
 SEND_UPDATE: Final = "send"
 DECIDE_UPDATE: Final = "decide"
+RESOLVE_UPDATE: Final = "resolve"
+REVOKE_GRANT_UPDATE: Final = "revoke_grant"
 CONFIGURE_UPDATE: Final = "configure"
 LABEL_UPDATE: Final = "label"
 COMPACT_SIGNAL: Final = "compact"
@@ -45,6 +63,8 @@ CALL_STATUS_SIGNAL: Final = "everlong.call_status"
 STATUS_QUERY: Final = "status"
 PENDING_QUERY: Final = "pending"
 UNJOURNALLED_QUERY: Final = "unjournalled"
+OUTCOMES_QUERY: Final = "outcomes"
+GRANTS_QUERY: Final = "grants"
 
 DRAIN_HEADER: Final = "everlong-drain"
 """Header of activities and children that a draining run starts: their results are offloaded."""

@@ -8,7 +8,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
+from everlong import limits
+from everlong.models.grants import Always, Grant
 from everlong.models.journal import (
+    OPTIONAL,
     Bytes,
     Entry,
     Ref,
@@ -85,6 +88,24 @@ class Decide:
     id: str
     """The approval's id, as `pending` lists it."""
     approve: bool
+    by: Who
+    reason: Why = ""
+    arguments: Annotated[dict[str, Any] | None, OPTIONAL] = None
+    """All arguments to run the call with, instead of the model's; None to run it as it is."""
+    always: Annotated[Always | None, OPTIONAL] = None
+    """What the approval allows beyond this call; None for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolve:
+    """Argument of the `resolve` update: a person's answer to the question what became of a call."""
+
+    id: str
+    """The outcome's id, as `outcomes` lists it."""
+    outcome: Literal["done", "not_done", "retry"]
+    """`retry`: the call is run again, with the same idempotency key."""
+    result: Annotated[str, Field(max_length=limits.OUTCOME_RESULT_BYTES_MAX)] = ""
+    """Result of a call that is done, for the model."""
     by: Who
     reason: Why = ""
 
@@ -228,7 +249,9 @@ class ThreadState:
     calls: tuple[Call, ...] = ()
     """Tool calls of the newest reply, until all of them have a result."""
     decided: tuple[str, ...] = ()
-    """Ids of the newest decided approvals, each with a digest of its request."""
+    """Ids of the newest decided approvals and outcomes, each with a digest of its request."""
+    grants: Annotated[tuple[Grant, ...], Field(exclude_if=operator.not_)] = ()
+    """Permissions for later calls of this thread, oldest first."""
     configured: tuple[str, ...] = ()
     """Digests of the newest requests that changed the policy."""
     answers: tuple[Answer, ...] = ()
@@ -379,7 +402,9 @@ class ThreadStatus:
     tail_entries: int = 0
     """Entries that are not journalled yet; the next model call or the end of the thread adds them."""
     pending: int = 0
-    """Number of pending approvals."""
+    """Number of calls that wait for a person: approvals and unknown outcomes."""
+    outcomes: Annotated[int, Field(ge=0)] = 0
+    """Number of those whose outcome is unknown."""
     children: tuple[str, ...] = ()
     """Ids of the sub-agents' threads that the thread waits for."""
     answers: tuple[Answer, ...] = ()

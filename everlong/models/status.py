@@ -33,7 +33,8 @@ class Status(StrEnum):
     PAUSED = "paused"
     """Takes no steps until it is unpaused. The reason is the limit, or `person`."""
     APPROVAL = "approval"
-    """A tool call waits for a person's decision, whatever else the thread does meanwhile."""
+    """A tool call waits for a person's decision, whatever else the thread does meanwhile. The reason is
+    `outcome` if it is not known whether a call took effect."""
     RETRYING = "retrying"
     """A model or tool call has failed and is tried again."""
     WORKING = "working"
@@ -73,6 +74,9 @@ def parse_status(text: str) -> Status:
 
 PERSON: Final = "person"
 """Reason of a pause that a person requested. The name is not published: attributes are not sealed."""
+
+OUTCOME: Final = "outcome"
+"""Reason of `approval` if it is not known whether a call took effect, and a person has to say so."""
 
 # How Temporal ended a thread, by its own words. A cancelled thread has journalled all its entries.
 ENDS: Final = {

@@ -1,15 +1,17 @@
-"""Tool calls: a call's options, its approval, and its result."""
+"""Tool calls: a call's options, its approval, its unknown outcome, and its result."""
 
 import contextvars
 import dataclasses
 import hashlib
+import operator
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from everlong.models.journal import Bytes, Entry, SegmentRef
+from everlong.models.journal import OPTIONAL, Bytes, Entry, SegmentRef
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,10 @@ class SentTime:
 
 SENT: Final[contextvars.ContextVar[SentTime | None]] = contextvars.ContextVar("SENT", default=None)
 """Time of the update that is being handled; None if its sender's client has no plugin."""
+
+
+def _is_one(number: int) -> bool:
+    return number == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,13 @@ class CallOptions:
     escalate_to: tuple[str, ...] = ()
     agent: str = ""
     """Name of the sub-agent that answers the call; empty for other tools."""
+    approvals_needed: Annotated[int, Field(ge=0, exclude_if=_is_one)] = 1
+    """Number of people who must approve; 0 for all of those who may decide."""
+    always: Annotated[bool, Field(exclude_if=bool)] = True
+    """Whether a person may allow later calls too, by a grant."""
+    once: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether the effect must not happen twice: an attempt without an answer is never repeated without a
+    person's word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +64,42 @@ class WantedCall:
     digest: str = ""
     """Digest of the tool's name and arguments."""
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
+    grant: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Id of the grant that allows the call, so that no person is asked."""
+    granted_by: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Name of the person who gave that grant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """The approval by one person of a call that needs several."""
+
+    by: str
+    ms: int
+    """Time, in Unix milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Arguments that a person has changed: a pack of kind `arguments` in the thread's own place."""
+
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    size_bytes: Bytes
+    number: int = 1
+    """Number of the change. Each one makes earlier votes void."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditedArguments:
+    """Content of a pack of kind `arguments`."""
+
+    arguments: dict[str, Any]
+    by: str
+    """Name of the person who changed them."""
+    version: Literal[1] = 1
+
+
+EDITED_ARGUMENTS: Final = TypeAdapter(EditedArguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +116,34 @@ class Approval:
     approvers: tuple[str, ...] = ()
     escalate_to: tuple[str, ...] = ()
     escalated: bool = False
+    needed: int = 1
+    """Number of people who must approve. One who denies is enough to deny."""
+    votes: tuple[Vote, ...] = ()
+    """Who has approved so far, if more than one person must."""
+    always: bool = True
+    """Whether the decision may also allow later calls."""
+    edit: Annotated[Edit | None, OPTIONAL] = None
+    """The arguments as a person has changed them, if one has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteNote:
+    """Data of a `voted` entry: an approval of a call that needs more of them."""
+
+    id: str
+    tool: str
+    by: str
+    reason: str = ""
+    votes: int
+    """Number of people who have approved so far, this one included."""
+    needed: int
+    next_id: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """The approval's id from here on, if this person has changed the arguments: earlier votes were for
+    others, and do not count any more."""
+    arguments: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Beginning of the changed arguments."""
+    edit: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Digest of the pack with all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +162,67 @@ class Decision:
     """Whether the deadline passed the approval on to `escalate_to`, so it is still pending."""
     asked_run: str | None = None
     """Run that requested the approval, if a later run journals this. The span belongs to its trace."""
+    votes: Annotated[tuple[str, ...], Field(exclude_if=operator.not_)] = ()
+    """Names of all who have approved, if more than one person had to."""
+    arguments: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Beginning of the arguments that the call runs with, if a person has changed them."""
+    edit: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Digest of the pack with all of them."""
+    grant: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Id of the grant that allowed the call; `by` is the person who gave it."""
+
+
+UnknownCause = Literal["lost", "timeout", "unsaved", "unclear"]
+"""Why an outcome is unknown. `lost`: the worker was lost, or shut down, while the call ran. `timeout`:
+the call did not end in its time, and may still run. `unsaved`: it ended, and its result was lost.
+`unclear`: the tool raised `OutcomeUnknown`."""
+ResolvedAs = Literal["done", "not_done", "retry", "unknown"]
+"""How an outcome was resolved. `unknown`: by the deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownOutcome:
+    """A call that may have taken effect.
+
+    Item of the `outcomes` query, and data of an `outcome_unknown` entry.
+    """
+
+    id: str
+    """The call's id and the number of its attempt: `<approval id>-<attempt>`."""
+    tool: str
+    arguments: str
+    """Beginning of the call's arguments; the journal has all of them."""
+    cause: UnknownCause
+    idempotency_key: str
+    """What `current_call().idempotency_key` returned. A new attempt gets the same."""
+    asked_ms: int
+    """Time at which the outcome became unknown, in Unix milliseconds."""
+    deadline_ms: int | None = None
+    on_deadline: Literal["deny", "escalate"] = "deny"
+    """`deny`: at the deadline, the model is told that the outcome is unknown."""
+    approvers: tuple[str, ...] = ()
+    """Names that may resolve it; empty for every user who can reach the thread."""
+    escalate_to: tuple[str, ...] = ()
+    escalated: bool = False
+    edit: Annotated[Edit | None, OPTIONAL] = None
+    """The arguments as a person has changed them, if one has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """Data of an `outcome_resolved` entry."""
+
+    id: str
+    tool: str
+    asked_ms: int
+    outcome: ResolvedAs
+    by: str
+    """Name of the person; `deadline` if the deadline passed first."""
+    reason: str = ""
+    result: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """What the person gave as the result of the call."""
+    escalated: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether the deadline passed the question on to `escalate_to`, so it is still open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +266,17 @@ class PendingApproval:
     """Run that requested it; None for the current run. Continue-as-new sets it."""
     deadline_ms: int | None = None
     escalated: bool = False
+    votes: Annotated[tuple[Vote, ...], Field(exclude_if=operator.not_)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingOutcome:
+    """The unknown outcome of a call."""
+
+    cause: UnknownCause
+    asked_ms: int
+    deadline_ms: Annotated[int | None, OPTIONAL] = None
+    escalated: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +304,41 @@ class Call:
     """Report of that thread."""
     result: ToolResult | None = None
     """The result for the model. Its entry gets its seq later."""
+    grant: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Id of the grant that allows the call, until it has a result."""
+    edit: Annotated[Edit | None, OPTIONAL] = None
+    """The arguments to run it with, if a person has changed them."""
+    unknown: Annotated[PendingOutcome | None, OPTIONAL] = None
+    """Set while it is not known whether the call took effect."""
+    attempts: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
+    """Attempts without a known outcome so far, for a call whose effect must not happen twice."""
+    idempotency_key: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Key of the first of them."""
 
 
 def short_digest(text: str, size_bytes: int = 4) -> str:
     """Return a short digest, to recognise repeated texts."""
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=size_bytes).hexdigest()
+
+
+def count_needed(approvals_needed: int, approvers: Sequence[str]) -> int:
+    """Return how many people must approve a call; 0 stands for all of its approvers.
+
+    Never more than there are, if their names are known: after an escalation these are other people.
+    """
+    if not approvers:
+        return max(1, approvals_needed)
+    return min(approvals_needed or len(approvers), len(approvers))
+
+
+def compute_idempotency_key(namespace: str, thread_id: str, head: str, call_id: str) -> str:
+    """Return the key of a call: the same for every attempt, and for no other call.
+
+    `head` is the digest of the journal's head, which identifies the call's whole past. So each branch
+    after a reset has its own key.
+    """
+    name = f"{namespace}\0{thread_id}\0{head}\0{call_id}"
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def call_digest(tool: str, arguments: str) -> str:

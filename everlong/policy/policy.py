@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
@@ -12,6 +13,8 @@ from everlong import limits
 Action = Literal["pause", "stop", "archive"]
 # The longest timer that Temporal accepts: a hundred years.
 Seconds = Annotated[float, Field(gt=0, le=100 * 365 * 24 * 3600.0)]
+
+Pattern = Annotated[str, Field(min_length=1, max_length=limits.CALL_NAME_CHARS_MAX)]
 
 LIMITS: Final = frozenset(
     {
@@ -110,6 +113,16 @@ class Policy:
     A worker whose event loop is blocked for half of the timeout is considered dead too, and its tools
     run twice. The maximum, 600 s, is the default timeout of a call."""
 
+    # Approvals.
+
+    approvals_needed: Annotated[
+        Mapping[Pattern, Annotated[int, Field(ge=1, le=limits.APPROVALS_NEEDED_MAX)]],
+        Field(max_length=limits.APPROVAL_RULES_MAX),
+    ] = dataclasses.field(default_factory=dict)
+    """People who must approve each call of a tool, by a pattern of its name: {"delete_*": 2}. It adds to
+    what the tool's own options ask for, and takes nothing away. If several patterns fit, the highest
+    number counts."""
+
     # Hard limits.
 
     turn_steps_max: Annotated[int, Field(ge=1)] = 500
@@ -167,6 +180,11 @@ class Policy:
     def action(self, limit: str) -> Action:
         """Return the action for a limit."""
         return self.actions.get(limit, self.on_limit)
+
+    def count_approvals(self, tool: str) -> int:
+        """Return how many people must approve a call of a tool, by the patterns; 0 if none fits."""
+        found = [n for each, n in self.approvals_needed.items() if fnmatchcase(tool, each)]
+        return max(found, default=0)
 
     def fields(self) -> dict[str, Any]:
         """Return all fields. A release may change defaults; a thread keeps those it started with."""

@@ -32,7 +32,7 @@ from everlong.models import (
 )
 from everlong.models.json_payloads import from_raw, to_raw, writes_plain_json
 from everlong.models.state import replace_values
-from everlong.workflows import approvals, visibility
+from everlong.workflows import deadlines, visibility
 
 if TYPE_CHECKING:
     from everlong.workflows.thread import Thread
@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 _INTERVAL: Final = timedelta(seconds=limits.RETRY_SECONDS_MAX)
 _TIMEOUT: Final = timedelta(seconds=limits.ACTIVITY_SECONDS_MAX)
+_CHECK_TIMEOUT: Final = timedelta(seconds=limits.DECISION_SECONDS_MAX)
 _HOLDS_MAX: Final = 10  # 10 s doubled ten times is far over the longest pause.
 # Activities that a paused thread does not start.
 _STEPS: Final = frozenset({CALL_MODEL, RUN_TOOL, BRIEF, COLLECT})
@@ -142,8 +143,26 @@ class ActivityExecutor:
         finally:
             self._calls.remove(call)
 
+    async def check(
+        self, name: str, argument: object, result_type: type[T], *, attempts_max: int = 0
+    ) -> T:
+        """Run a short activity for an update, beside the steps. It is given up after a while.
+
+        A store that is down must not keep an update, and a roll, waiting.
+        """
+        retry_policy = build_retry_policy(attempts_max)
+        return await self._run(
+            name, argument, result_type, retry_policy, seconds_max=_CHECK_TIMEOUT
+        )
+
     async def _run(
-        self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
+        self,
+        name: str,
+        argument: object,
+        result_type: type[T],
+        retry_policy: RetryPolicy,
+        *,
+        seconds_max: timedelta | None = None,
     ) -> T:
         converter = workflow.payload_converter()
         # A team's own converter may depend on the activity's context, which only the SDK passes to it.
@@ -152,7 +171,8 @@ class ActivityExecutor:
             name,
             to_raw(argument, converter) if is_raw else argument,
             result_type=RawValue if is_raw else result_type,
-            start_to_close_timeout=_TIMEOUT,
+            schedule_to_close_timeout=seconds_max,
+            start_to_close_timeout=seconds_max or _TIMEOUT,
             heartbeat_timeout=timedelta(seconds=self._thread.policy.heartbeat_seconds),
             retry_policy=retry_policy,
         )
@@ -181,7 +201,7 @@ class ActivityExecutor:
         thread.state = replace_values(thread.state, holds=max(thread.state.holds, more))
         seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
         pause = timedelta(seconds=seconds)
-        deadline = approvals.get_time_to_deadline(thread.state, thread.now_ms())
+        deadline = deadlines.get_time_to_deadline(thread.state, thread.now_ms())
         # If the thread is already stopping, there is no stop to wake for: wait the whole pause.
         was_stopping = thread.stopping
         with contextlib.suppress(TimeoutError):
@@ -189,7 +209,7 @@ class ActivityExecutor:
                 lambda: should_leave() or (thread.stopping and not was_stopping),
                 timeout=pause if deadline is None else min(pause, deadline),
             )
-        thread.state = approvals.apply_deadlines(thread.state, thread.now_ms())
+        thread.state = deadlines.apply_deadlines(thread.state, thread.now_ms())
         return more
 
 

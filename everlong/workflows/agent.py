@@ -12,7 +12,7 @@ from datetime import timedelta
 from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.common import VersioningBehavior
-from temporalio.exceptions import FailureError, is_cancelled_exception
+from temporalio.exceptions import ApplicationError, FailureError, is_cancelled_exception
 
 from everlong import limits
 from everlong.models import (
@@ -21,11 +21,16 @@ from everlong.models import (
     COMPACT_SIGNAL,
     CONFIGURE_UPDATE,
     DECIDE_UPDATE,
+    DECISION_REFUSED,
+    GRANTS_QUERY,
     NOTE_SIGNAL,
+    OUTCOMES_QUERY,
     PAUSE_SIGNAL,
     PENDING_QUERY,
     REPORT_AGAIN_SIGNAL,
     REPORT_SIGNAL,
+    RESOLVE_UPDATE,
+    REVOKE_GRANT_UPDATE,
     SEND_UPDATE,
     SENT,
     STATUS_QUERY,
@@ -38,13 +43,17 @@ from everlong.models import (
     ControlNote,
     Decide,
     Entry,
+    Grant,
     Kind,
     Pause,
     Report,
+    Resolve,
+    RevokeGrant,
     SendMessage,
     ThreadStart,
     ThreadStatus,
     TurnEnd,
+    UnknownOutcome,
     make_printable,
     short_digest,
 )
@@ -53,8 +62,8 @@ from everlong.models.labels import ChangeLabels, change_labels
 from everlong.models.names import LABEL_UPDATE, UNJOURNALLED_QUERY
 from everlong.models.state import Unjournalled, replace_values
 from everlong.policy import LimitHit
-from everlong.workflows import approvals, transitions
-from everlong.workflows.thread import Thread
+from everlong.workflows import approvals, deadlines, outcomes, transitions
+from everlong.workflows.thread import DecisionNotApplied, Thread
 from everlong.workflows.visibility import (
     adopt_start_attributes,
     build_next_memo,
@@ -118,7 +127,7 @@ class AgentWorkflow:
     async def _keep_in_bounds(self) -> None:
         """Apply deadlines, journal, compact, check the limits and publish: between two steps."""
         thread = self._thread
-        thread.state = approvals.apply_deadlines(thread.state, thread.now_ms())
+        thread.state = deadlines.apply_deadlines(thread.state, thread.now_ms())
         await thread.keep_small()
         if thread.has_work and thread.state.pause is None and (hit := thread.limit()):
             self._apply_limit(hit)
@@ -177,7 +186,7 @@ class AgentWorkflow:
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()
         waits: list[float] = []
-        if (deadline := approvals.get_time_to_deadline(state, now_ms)) is not None:
+        if (deadline := deadlines.get_time_to_deadline(state, now_ms)) is not None:
             waits.append(deadline.total_seconds())
         if not state.rested and self._should_rest():
             waits.append(thread.policy.idle_seconds - (now_ms - self._waiting_since_ms) / 1000)
@@ -193,7 +202,7 @@ class AgentWorkflow:
         """Do the work of timers that are due: apply deadlines, rest, check sub-agents."""
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()
-        thread.state = approvals.apply_deadlines(state, now_ms)
+        thread.state = deadlines.apply_deadlines(state, now_ms)
         if thread.has_work and state.pause is None:
             return
         idle_seconds = (now_ms - self._waiting_since_ms) / 1000
@@ -340,14 +349,39 @@ class AgentWorkflow:
             raise ValueError(reason)
 
     @workflow.update(name=DECIDE_UPDATE)
-    def decide(self, decide: Decide) -> None:
+    async def decide(self, decide: Decide) -> None:
         """Approve or deny a call that waits for approval."""
-        self._thread.decide(decide, _get_update_id())
+        try:
+            await self._thread.decide(decide, _get_update_id())
+        except DecisionNotApplied as error:
+            raise ApplicationError(str(error), type=DECISION_REFUSED, non_retryable=True) from None
 
     @decide.validator
     def _validate_decide(self, decide: Decide) -> None:
         self._refuse_if_stopping()
         if reason := self._thread.explain_decision_refusal(decide, _get_update_id()):
+            raise ValueError(reason)
+
+    @workflow.update(name=RESOLVE_UPDATE)
+    def resolve(self, resolve: Resolve) -> None:
+        """Say what became of a call whose outcome is unknown."""
+        self._thread.resolve(resolve, _get_update_id())
+
+    @resolve.validator
+    def _validate_resolve(self, resolve: Resolve) -> None:
+        self._refuse_if_stopping()
+        if reason := self._thread.explain_resolve_refusal(resolve, _get_update_id()):
+            raise ValueError(reason)
+
+    @workflow.update(name=REVOKE_GRANT_UPDATE)
+    def revoke_grant(self, revoke: RevokeGrant) -> None:
+        """Revoke a grant of the thread."""
+        self._thread.revoke_grant(revoke, _get_update_id())
+
+    @revoke_grant.validator
+    def _validate_revoke_grant(self, revoke: RevokeGrant) -> None:
+        self._refuse_if_stopping()
+        if reason := self._thread.explain_revoke_refusal(revoke, _get_update_id()):
             raise ValueError(reason)
 
     @workflow.update(name=CONFIGURE_UPDATE)
@@ -465,6 +499,16 @@ class AgentWorkflow:
             inbox=state.inbox,
             messages=state.counters.messages,
         )
+
+    @workflow.query(name=OUTCOMES_QUERY)
+    def outcomes(self) -> list[UnknownOutcome]:
+        """Return the calls whose outcome is unknown."""
+        return outcomes.list_unknown(self._thread.state)
+
+    @workflow.query(name=GRANTS_QUERY)
+    def grants(self) -> list[Grant]:
+        """Return the grants of the thread."""
+        return self._thread.list_grants()
 
     def _refuse_if_stopping(self) -> None:
         if self._thread.stopping:

@@ -16,25 +16,34 @@ from everlong.errors import LimitReached
 from everlong.models import (
     APPEND_JOURNAL,
     CALL_MODEL,
+    CHECK_DECISION,
     COMPACT,
     CONTEXT_TOO_LARGE,
     MESSAGE_LOST,
     POLICY_FUNCTION,
     SENT,
+    STORE_GRANT,
     Append,
     AppendResult,
+    Call,
     CallStatus,
+    CheckDecision,
     Compact,
     CompactResult,
     Context,
     ControlNote,
     Decide,
+    DecisionCheck,
+    Grant,
     Kind,
     ModelCall,
     ModelTurn,
     Report,
+    Resolve,
+    RevokeGrant,
     SendMessage,
     Status,
+    StoreGrant,
     ThreadStart,
     ThreadState,
     Turn,
@@ -43,9 +52,10 @@ from everlong.models import (
     short_digest,
     thread_key,
 )
+from everlong.models.grants import for_display
 from everlong.models.state import replace_values
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, find_limit_hit, find_roll_reason
-from everlong.workflows import approvals, transitions, visibility
+from everlong.workflows import approvals, grants, outcomes, transitions, visibility
 from everlong.workflows.activity_executor import (
     ActivityExecutor,
     StepAbandoned,
@@ -59,6 +69,10 @@ from everlong.workflows.tool_calls import ToolRunner
 _MODEL: Final = build_retry_policy()
 _STORE: Final = build_retry_policy(0)
 _COMPACT: Final = build_retry_policy(3)
+
+
+class DecisionNotApplied(Exception):
+    """A decision was refused after it had been accepted: the update fails with this reason."""
 
 
 class Thread:
@@ -193,6 +207,7 @@ class Thread:
             thread_bytes=self.state.counters.written_bytes,
             growth_bytes_per_hour=round(visibility.compute_growth(self.state, self.now_ms())),
             steps=self.state.counters.steps,
+            grants=grants.list_active(self.state, self.now_ms()),
         )
         try:
             turn = await self._executor.execute(CALL_MODEL, call, ModelTurn, _MODEL)
@@ -212,7 +227,7 @@ class Thread:
         if self._policy is None:
             self._adopt(Policy().with_changes(turn.policy or {}))
         self.state = transitions.apply_reply(self.state, turn)
-        self.state = approvals.request(self.state, self.now_ms())
+        self.state = approvals.request(self.state, self.now_ms(), turn.tool_calls)
         if not turn.tool_calls:
             self.state = transitions.end_turn(self.state, seq_after(turn.head) - 1)
 
@@ -242,9 +257,110 @@ class Thread:
         """Return why a decision is refused; empty if it is accepted. `key` identifies the request."""
         return approvals.explain_refusal(self.state, decide, self.now_ms(), key)
 
-    def decide(self, decide: Decide, key: str = "") -> None:
-        """Apply a decision on an approval. A request that is sent again changes nothing."""
-        self.state = approvals.decide(self.state, decide, self.now_ms(), key, SENT.get())
+    async def decide(self, decide: Decide, key: str = "") -> None:
+        """Apply a decision on an approval. A request that is sent again changes nothing.
+
+        A worker checks the arguments that it changes, and what it allows beyond the call. Raises
+        `DecisionNotApplied` if the decision is refused then.
+        """
+        if approvals.is_applied(self.state, decide.id, key):
+            return
+        if decide.arguments is None and decide.always is None:
+            self.state = approvals.decide(self.state, decide, self.now_ms(), key, SENT.get())
+            return
+        call = approvals.find_call(self.state, decide.id)
+        check = await self._check_decision(decide, call)
+        # The thread may have changed meanwhile.
+        reason = check.refused or self.explain_decision_refusal(decide, key)
+        grant = None if decide.always is None else self._build_grant(decide, call, check, key)
+        if grant is not None and not grant.agent:
+            reason = reason or grants.explain_refusal(self.state, grant, self.now_ms())
+        if reason or self.stopping:
+            raise DecisionNotApplied(reason or "this thread is stopping")
+        self.state = approvals.decide(self.state, decide, self.now_ms(), key, SENT.get(), check)
+        if grant is not None:
+            await self._give_grant(grant, decide.reason)
+
+    async def _check_decision(self, decide: Decide, call: Call) -> DecisionCheck:
+        """Have a worker check a decision, and store the arguments that it changes."""
+        always = decide.always
+        argument = CheckDecision(
+            context=self.context(),
+            call_id=call.call_id,
+            tool=call.tool,
+            by=decide.by,
+            arguments=decide.arguments,
+            number=1 if call.edit is None else call.edit.number + 1,
+            match="" if always is None else always.match,
+            scope="thread" if always is None else always.scope,
+        )
+        try:
+            return await self._executor.check(CHECK_DECISION, argument, DecisionCheck)
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            reason = describe_failure("the check of the decision failed", error)
+            return DecisionCheck(refused=f"{reason}. Nothing was decided; try again")
+
+    def _build_grant(self, decide: Decide, call: Call, check: DecisionCheck, key: str) -> Grant:
+        is_agents = decide.always is not None and decide.always.scope == "agent"
+        return grants.build_grant(
+            decide,
+            call,
+            check.arguments_digest,
+            self.now_ms(),
+            key,
+            thread_id=workflow.info().workflow_id if is_agents else "",
+            agent=self.agent if is_agents else "",
+        )
+
+    async def _give_grant(self, grant: Grant, reason: str) -> None:
+        """Keep a grant, or store an agent's. Its call is approved already: it runs in any case."""
+        if grant.agent:
+            try:
+                stored = await self._executor.check(
+                    STORE_GRANT, StoreGrant(grant=grant), DecisionCheck, attempts_max=1
+                )
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                why = describe_failure("the store did not confirm it", error)
+                stored = DecisionCheck(refused=f"{why}. See whether it is there: everlong grants")
+            if stored.refused:
+                raise DecisionNotApplied(
+                    f"the call is approved, but perhaps not later ones: {stored.refused}"
+                )
+        else:
+            self.state = grants.add(self.state, grant, self.now_ms())
+        self.state = grants.note_grant(self.state, grant, reason, self.now_ms())
+
+    # Unknown outcomes.
+
+    def explain_resolve_refusal(self, resolve: Resolve, key: str = "") -> str:
+        """Return why an answer about a call's outcome is refused; empty if it is accepted."""
+        return outcomes.explain_refusal(self.state, resolve, self.now_ms(), key)
+
+    def resolve(self, resolve: Resolve, key: str = "") -> None:
+        """Apply an answer about a call's outcome. A request that is sent again changes nothing."""
+        self.state = outcomes.resolve(self.state, resolve, self.now_ms(), key, SENT.get())
+
+    # Grants.
+
+    def list_grants(self) -> list[Grant]:
+        """Return the grants of the thread that have not expired."""
+        info = workflow.info()
+        return [
+            for_display(each, info.workflow_id)
+            for each in grants.list_active(self.state, self.now_ms())
+        ]
+
+    def explain_revoke_refusal(self, revoke: RevokeGrant, key: str = "") -> str:
+        """Return why a grant cannot be revoked; empty if it can."""
+        return grants.explain_revoke_refusal(self.state, revoke, self.now_ms(), key)
+
+    def revoke_grant(self, revoke: RevokeGrant, key: str = "") -> None:
+        """Revoke a grant of the thread: calls that have not begun to run need an approval again."""
+        self.state = grants.revoke(self.state, revoke, self.now_ms(), key)
 
     # Size.
 

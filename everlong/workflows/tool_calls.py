@@ -14,9 +14,11 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import (
     ActivityError,
     ChildWorkflowError,
+    TimeoutType,
     WorkflowAlreadyStartedError,
     is_cancelled_exception,
 )
+from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 from temporalio.workflow import ParentClosePolicy
 
 from everlong import limits
@@ -30,6 +32,7 @@ from everlong.models import (
     BriefResult,
     Call,
     Collect,
+    Context,
     Counters,
     Parent,
     Report,
@@ -38,15 +41,20 @@ from everlong.models import (
     ToolResult,
     ToolRun,
     build_error_result,
+    compute_idempotency_key,
+    names,
 )
+from everlong.models.grants import is_thread_grant
 from everlong.models.search_attributes import build_start_attributes
 from everlong.models.state import replace_values
-from everlong.workflows import approvals, transitions, visibility
+from everlong.models.tools import UnknownCause
+from everlong.workflows import approvals, deadlines, outcomes, transitions, visibility
 from everlong.workflows.activity_executor import (
     ActivityExecutor,
     StepAbandoned,
     build_retry_policy,
     describe_failure,
+    get_failure_type,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +72,7 @@ class ToolRunner:
 
     def is_runnable(self, call: Call) -> bool:
         """Whether a call can run now: it waits for neither a person nor a sub-agent."""
-        if call.result is not None or call.waits is not None:
+        if call.result is not None or call.waits is not None or call.unknown is not None:
             return False
         return not call.child_id or call.report is not None
 
@@ -110,11 +118,11 @@ class ToolRunner:
             return any(call.id not in errors for call in self._find_startable(running))
 
         thread = self._thread
-        timeout = approvals.get_time_to_deadline(thread.state, thread.now_ms())
+        timeout = deadlines.get_time_to_deadline(thread.state, thread.now_ms())
         try:
             await workflow.wait_condition(has_changed, timeout=timeout)
         except TimeoutError:
-            thread.state = approvals.apply_deadlines(thread.state, thread.now_ms())
+            thread.state = deadlines.apply_deadlines(thread.state, thread.now_ms())
 
     def take_report(self, report: Report) -> None:
         """Record the report of a sub-agent's thread, if a call waits for it."""
@@ -126,6 +134,10 @@ class ToolRunner:
     async def _run(self, call_id: str) -> None:
         """Run a tool, start a sub-agent, or collect a sub-agent's answer: what the call needs next."""
         call = self._find_call(call_id)
+        if not approvals.is_usable(self._thread.state, call):
+            now_ms = self._thread.now_ms()
+            self._thread.state = approvals.withdraw(self._thread.state, call, now_ms)
+            return
         result: ToolResult | None
         try:
             if not call.options.agent:
@@ -137,6 +149,9 @@ class ToolRunner:
         except (ActivityError, ChildWorkflowError) as error:
             if is_cancelled_exception(error):
                 raise
+            if call.options.once and isinstance(error, ActivityError) and _may_have_run(error):
+                self._ask_outcome(call_id, _find_cause(error))
+                return
             # The model reads the failure, and may try another way.
             what = f"tool {call.tool!r} failed"
             reason = describe_failure(what, error) if isinstance(error, ActivityError) else what
@@ -145,8 +160,16 @@ class ToolRunner:
             state = self._thread.state
             self._thread.state = transitions.add_result(state, self._find_call(call_id), result)
 
+    def _ask_outcome(self, call_id: str, cause: UnknownCause) -> None:
+        """Have a person say what became of a call, instead of telling the model that it failed."""
+        thread = self._thread
+        call = self._find_call(call_id)
+        thread.state = outcomes.ask(thread.state, call, cause, thread.now_ms())
+
     async def _run_tool(self, call: Call) -> ToolResult:
         context = self._thread.context()
+        if call.options.once:
+            call = self._begin_attempt(call, context)
         # Each field adds to the history of every step. `last_run` is for spans of whole turns, and a
         # tool call ends no turn. Most tools do not read the context, so they need no snapshot.
         snapshot = context.snapshot if call.tool in CONTEXT_TOOLS else None
@@ -160,9 +183,21 @@ class ToolRunner:
                 limits.ENTRY_BODY_BYTES_MAX,
                 limits.STEP_RESULTS_BYTES_MAX // len(self._thread.state.calls),
             ),
+            grant="" if is_thread_grant(call.grant) else call.grant,
+            edit=call.edit,
+            outcome_id=outcomes.get_outcome_id(call) if call.options.once else "",
+            idempotency_key=call.idempotency_key if call.attempts > 1 else "",
         )
         retry_policy = build_retry_policy(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
         return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
+
+    def _begin_attempt(self, call: Call, context: Context) -> Call:
+        """Count an attempt, and note its idempotency key: it may be all that is known of the attempt."""
+        info = workflow.info()
+        head = "" if context.head is None else context.head.ref.digest
+        key = compute_idempotency_key(info.namespace, info.workflow_id, head, call.call_id)
+        self._thread.state = outcomes.begin_attempt(self._thread.state, call, key)
+        return self._find_call(call.id)
 
     async def _start_child(self, call: Call) -> ToolResult | None:
         """Start a sub-agent's thread. It outlives this run, and reports to the then current run."""
@@ -233,3 +268,23 @@ class ToolRunner:
 
     def _find_call(self, call_id: str) -> Call:
         return next(call for call in self._thread.state.calls if call.id == call_id)
+
+
+def _may_have_run(error: ActivityError) -> bool:
+    """Whether the tool may have run, or still runs. What a tool raises is a result, not a failure."""
+    if get_failure_type(error) == names.CALL_NOT_FOUND:
+        return False
+    timeout = error.cause if isinstance(error.cause, TemporalTimeoutError) else None
+    return timeout is None or timeout.type != TimeoutType.SCHEDULE_TO_START
+
+
+def _find_cause(error: ActivityError) -> UnknownCause:
+    """Return why the outcome of a call is unknown."""
+    match get_failure_type(error):
+        case names.CALL_TIMED_OUT:
+            return "timeout"
+        case names.OUTCOME_UNCLEAR:
+            return "unclear"
+        case "" | names.WORKER_SHUTDOWN:
+            return "lost"
+    return "unsaved"

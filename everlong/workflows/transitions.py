@@ -39,6 +39,7 @@ from everlong.policy import LimitHit, ObservedCall, Policy, Usage, count_step, c
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
 _ENDED = "not run, since the thread ended"
+_ENDED_UNKNOWN = "the thread ended before it was known whether the call took effect"
 _TYPE_CHARS_MAX = 64
 # Size of an entry without its body or data.
 _ENTRY_BYTES = 160
@@ -163,8 +164,10 @@ def break_off(state: ThreadState, time_ms: int) -> ThreadState:
     """Give a result to all calls that have none, since the thread ends."""
     for call in state.calls:
         if call.result is None:
-            not_run = build_error_result(call.call_id, call.tool, _ENDED, time_ms)
-            state = replace_call(state, replace_values(call, waits=None, result=not_run))
+            reason = _ENDED if call.unknown is None else _ENDED_UNKNOWN
+            not_run = build_error_result(call.call_id, call.tool, reason, time_ms)
+            ended = replace_values(call, waits=None, unknown=None, result=not_run)
+            state = replace_call(state, ended)
     return take_notes(settle(state, time_ms))
 
 

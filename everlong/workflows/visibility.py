@@ -15,7 +15,6 @@ from temporalio.common import RawValue, SearchAttributeUpdate
 from everlong import limits
 from everlong.models import (
     CARD_MEMO,
-    Approval,
     PublishedSize,
     Status,
     ThreadCard,
@@ -27,8 +26,8 @@ from everlong.models import (
 )
 from everlong.models import search_attributes as attributes
 from everlong.models.state import replace_values
-from everlong.models.status import CALLS, PERSON
-from everlong.workflows import approvals, transitions
+from everlong.models.status import CALLS, OUTCOME, PERSON
+from everlong.workflows import deadlines, outcomes, transitions
 
 if TYPE_CHECKING:
     from everlong.workflows.thread import Thread
@@ -59,7 +58,8 @@ def build_status(thread: "Thread", *, ended: bool) -> ThreadStatus:
         ended=state.ended,
         snapshot=state.snapshot,
         tail_entries=len(state.tail) + len(state.notes),
-        pending=len(approvals.list_pending(state)),
+        pending=deadlines.count_waiting(state),
+        outcomes=len(outcomes.list_unknown(state)),
         children=tuple(call.child_id for call in state.calls if call.child_id and not call.report),
         answers=state.answers,
         streaks=state.streaks,
@@ -94,7 +94,7 @@ def _get_status(thread: "Thread", *, ended: bool) -> Status:
     # A thread that is stopping takes neither a decision nor an `unpause` any more.
     if state.pause is not None and not thread.stopping:
         found.append(Status.PAUSED)
-    if approvals.list_pending(state) and not thread.stopping:
+    if deadlines.count_waiting(state) and not thread.stopping:
         found.append(Status.APPROVAL)
     return choose_status(found)
 
@@ -109,6 +109,8 @@ def _get_reason(thread: "Thread", status: Status) -> str:
             return CALLS.get(thread.retried, "")
         case Status.PAUSED:
             return state.pause.limit.limit if state.pause and state.pause.limit else PERSON
+        case Status.APPROVAL:
+            return OUTCOME if outcomes.list_unknown(state) else ""
         case Status.DONE | Status.ARCHIVED:
             return state.ended.limit if state.ended else ""
     return ""
@@ -176,10 +178,10 @@ def publish_labels(labels: Sequence[str]) -> None:
 
 def _take_status_updates(thread: "Thread", *, ended: bool) -> list[SearchAttributeUpdate[Any]]:
     """Return the updates of a status that is not published yet, and note that it is."""
-    pending = approvals.list_pending(thread.state)
+    pending = deadlines.count_waiting(thread.state)
     status = _get_status(thread, ended=ended)
     reason = _get_reason(thread, status)
-    published = _format_published(status, reason, len(pending))
+    published = _format_published(status, reason, pending)
     if published == thread.state.published:
         return []
     before = thread.state.published
@@ -191,7 +193,8 @@ def _take_status_updates(thread: "Thread", *, ended: bool) -> list[SearchAttribu
     if not before:
         updates.append(attributes.AGENT.value_set(thread.agent))
     if pending or not before.endswith(" 0"):
-        updates += [attributes.PENDING.value_set(len(pending)), _build_asked_at(pending)]
+        asked_ms = deadlines.find_oldest_ms(thread.state)
+        updates += [attributes.PENDING.value_set(pending), _build_asked_at(asked_ms)]
     return updates
 
 
@@ -297,11 +300,10 @@ def _build_size_updates(state: ThreadState, now_ms: int) -> list[SearchAttribute
     return updates
 
 
-def _build_asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
-    """Return the update of the time since which the oldest approval is pending."""
-    if not pending:
+def _build_asked_at(asked_ms: int | None) -> SearchAttributeUpdate[Any]:
+    """Return the update of the time since which the oldest call waits for a person."""
+    if asked_ms is None:
         return attributes.ASKED_AT.value_unset()
-    asked_ms = min(each.asked_ms for each in pending)
     return attributes.ASKED_AT.value_set(datetime.fromtimestamp(asked_ms / 1000, UTC))
 
 

@@ -69,7 +69,7 @@ async def test_a_hanging_or_exiting_tool_is_abandoned_and_blocks_no_other(
 ) -> None:
     monkeypatch.setattr(limits, "CALL_SECONDS_MAX", 0.5)
 
-    @tool(attempts_max=1)
+    @tool(attempts_max=1, effects="repeatable")
     def hang() -> str:
         """Take too long."""
         time.sleep(3)

@@ -21,7 +21,7 @@ from everlong.models import (
     build_entry,
     parse_message,
 )
-from everlong.workflows import approvals
+from everlong.workflows import approvals, deadlines
 from everlong.workflows.continue_as_new import carry_approvals
 
 NOW_MS = 1_000_000
@@ -108,13 +108,13 @@ def test_a_deadline_is_kept_to_the_millisecond() -> None:
     state = approvals.request(
         make_state(make_options(deadline_seconds=2.5), make_options()), NOW_MS
     )
-    assert approvals.get_time_to_deadline(state, NOW_MS) == timedelta(seconds=2.5)
+    assert deadlines.get_time_to_deadline(state, NOW_MS) == timedelta(seconds=2.5)
     assert approvals.apply_deadlines(state, NOW_MS + 2499) == state
     late = approvals.apply_deadlines(state, NOW_MS + 2500)
     assert [each.id for each in approvals.list_pending(late)] == ["4-2"]
     assert (late.notes[-1].data or {})["by"] == approvals.DEADLINE
-    assert approvals.get_time_to_deadline(late, NOW_MS) is None
-    assert approvals.get_time_to_deadline(state, NOW_MS + 9999) == timedelta(0)
+    assert deadlines.get_time_to_deadline(late, NOW_MS) is None
+    assert deadlines.get_time_to_deadline(state, NOW_MS + 9999) == timedelta(0)
 
 
 def test_an_escalation_grants_the_same_time_once() -> None:

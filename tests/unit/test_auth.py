@@ -16,7 +16,14 @@ from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, make_context,
 
 # Routes about the session itself, which need no role.
 SESSION = "/api/v1/session"
-VALUES = {"thread_id": "ops-7", "seq": "1", "approval_id": "1-1-abcd", "job_id": 16 * "0"}
+VALUES = {
+    "thread_id": "ops-7",
+    "seq": "1",
+    "outcome_id": "1-1-00-1",
+    "grant_id": "t-0000000000000000",
+    "approval_id": "1-1-abcd",
+    "job_id": 16 * "0",
+}
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

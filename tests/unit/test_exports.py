@@ -14,11 +14,13 @@ ROOT = Path(__file__).parents[2]
 def test_export_list_is_pinned() -> None:
     assert sorted(everlong.__all__) == [
         "Agent",
+        "Always",
         "BlobStore",
         "CallInfo",
         "EverlongError",
         "EverlongPlugin",
         "Model",
+        "OutcomeUnknown",
         "Policy",
         "Reply",
         "ThreadStart",

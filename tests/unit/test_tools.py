@@ -245,6 +245,7 @@ def test_a_tool_keeps_its_options() -> None:
         deadline_seconds=60,
         on_deadline="escalate",
         escalate_to=("bob",),
+        once=True,
     )
     assert tool(pay).options('{"amount": 1}') == CallOptions()
     assert tool(pay).max_result_bytes == 32 * 1024
