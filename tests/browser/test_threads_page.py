@@ -11,6 +11,7 @@ import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from everlong.admin.web import Access, create_admin_app
+from everlong.client.thread import ThreadHandle
 from tests.support.dashboard import Stage, open_page, serve, shoot
 from tests.support.fake_thread_list import FakeThreadList, rows
 from tests.support.page_checks import check_page
@@ -134,6 +135,63 @@ async def test_the_list_has_a_dark_theme(stage: Stage, many: str) -> None:
         await page.goto("/")
         await check_page(page)
         await shoot(page, "threads-dark", whole=False)
+
+
+async def test_selected_threads_are_paused_with_one_preview(stage: Stage, page: Page) -> None:
+    for name in ("bulk-1", "bulk-2"):
+        await stage.send_and_wait(name, "hello")
+        await stage.wait_until_listed(name)
+    await ThreadHandle(stage.client, "bulk-2").pause(by="ann")
+    await stage.wait_until_listed("bulk-2", "paused")
+    await page.goto("/?text=bulk-")
+    bar = page.get_by_role("region", name="Selected threads")
+    await expect(bar).to_be_hidden()
+    await page.get_by_role("checkbox", name="Select bulk-1").check()
+    await expect(bar.get_by_role("status")).to_have_text("1 thread selected")
+    await bar.get_by_role("button", name="Select all on this page").click()
+    await bar.get_by_role("button", name="Pause …", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Pause 2 threads")
+    await expect(
+        dialog.get_by_text("Acts on 1 thread. On 1 thread, nothing happens.")
+    ).to_be_visible()
+    await expect(dialog.get_by_text("Nothing happens: It is paused already.")).to_be_visible()
+    await check_page(page)
+    await shoot(page, "threads-bulk", whole=False)
+    await dialog.get_by_label("Reason").fill("all of them")
+    await dialog.get_by_role("button", name="Pause", exact=True).click()
+    await expect(dialog.get_by_role("status")).to_have_text("pause: done on 1 thread, 1 refused.")
+    await dialog.get_by_role("button", name="Close").click()
+    await expect(bar).to_be_hidden()
+    await stage.wait_until_listed("bulk-1", "paused")
+    await expect(page.locator("tr", has_text="bulk-1").locator(".status")).to_have_text("paused")
+
+
+async def test_columns_and_views_are_remembered_and_in_the_url(stage: Stage) -> None:
+    async with (
+        _open_listing(stage, FakeThreadList(rows(20))) as url,
+        open_page(stage, url=url) as page,
+    ):
+        await page.goto("/?status=waiting")
+        heads = page.get_by_role("columnheader")
+        await expect(heads.filter(has_text="Cost")).to_have_count(1)
+        await page.locator("summary", has_text="Columns").click()
+        for box in await page.locator("form[data-columns] input[type=checkbox]").all():
+            await box.uncheck()
+        await page.get_by_role("checkbox", name="Tokens").check()
+        await page.get_by_role("button", name="Show", exact=True).click()
+        await expect(page).to_have_url(re.compile(r"\?status=waiting&columns=tokens$"))
+        await expect(heads).to_have_text(["Thread", "Status", "Tokens"])
+        await page.locator("summary", has_text="Views").click()
+        await page.get_by_label("Name of the view").fill("Idle")
+        await page.get_by_role("button", name="Save").click()
+        await expect(page.get_by_role("link", name="Idle")).to_be_visible()
+        await page.goto("/")  # A list without columns gets this browser's.
+        await expect(page).to_have_url(re.compile(r"/\?columns=tokens$"))
+        await expect(heads).to_have_text(["Thread", "Status", "Tokens"])
+        await page.locator("summary", has_text="Views").click()
+        await page.get_by_role("link", name="Idle").click()
+        await expect(page).to_have_url(re.compile("status=waiting.*columns=tokens"))
+        await check_page(page)
 
 
 async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page: Page) -> None:

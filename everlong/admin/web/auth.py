@@ -67,6 +67,8 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     # Same roles as `stop`: the thread ends.
     "archive-close": _OPERATORS,
     "revive": _OPERATORS,
+    # The action itself is checked too, for the role that it needs.
+    "bulk": _OPERATORS,
     "decide": _APPROVERS,
     # Both delete data: a thread's histories, or objects in the store.
     "archive-free": _ADMINS,

@@ -1,4 +1,4 @@
-"""Jobs: archives, revivals and sweeps, which may take longer than a request.
+"""Jobs: archives, revivals, sweeps and bulk actions, which may take longer than a request.
 
 A job continues when its client disconnects, and is cancelled when the server stops. A cancelled job can
 be repeated: an archive exists only after it was read back, a revival starts its thread last, and a sweep
@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from starlette.exceptions import HTTPException
 
+from everlong.admin.bulk import BulkResult
 from everlong.client.archives import ArchiveResult
 from everlong.errors import EverlongError
 from everlong.models import SweepReport, make_printable
@@ -24,11 +25,11 @@ _LOG: Final = logging.getLogger(__name__)
 RUNNING_MAX: Final = 4
 """An archive takes tens of MB of memory while it is written; a sweep, the names of all objects."""
 KEPT_MAX: Final = 100
-"""Ended jobs that are kept in memory. A report has 10 KB, so they take 1 MB."""
+"""Ended jobs that are kept in memory. 200 results of a bulk action have 40 KB: 4 MB."""
 WAIT_SECONDS: Final = 8.0
 """Time that a request waits for its job. Most jobs end sooner, and no proxy times out earlier."""
 
-LongAction: TypeAlias = Literal["archive", "revive", "sweep"]
+LongAction: TypeAlias = Literal["archive", "revive", "sweep", "bulk"]
 JOB_SECONDS_MAX: Final = 6 * 3600.0
 """The first sweep of a namespace reads all histories. `everlong.Sweeper` runs longer ones."""
 
@@ -44,6 +45,7 @@ class Outcome:
     """Summary for people."""
     archived: ArchiveResult | None = None
     swept: SweepReport | None = None
+    bulk: tuple[BulkResult, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Job:
     id: str
     action: LongAction
     thread_id: str
-    """Empty for a sweep."""
+    """Empty for a sweep and a bulk action."""
     by: str
     state: State
     text: str
@@ -70,6 +72,8 @@ class Job:
     ended_ms: int | None = None
     archived: ArchiveResult | None = None
     swept: SweepReport | None = None
+    bulk: tuple[BulkResult, ...] | None = None
+    """Result of a bulk action on each thread."""
     error: JobError | None = None
 
 
@@ -89,13 +93,15 @@ class Jobs:
     ) -> Job:
         """Start a job. Answers 409 if the same action of the same thread runs already."""
         for other in self.list_running():
-            if (other.action, other.thread_id) == (action, thread_id):
+            # Two bulk actions may be about different threads.
+            if action != "bulk" and (other.action, other.thread_id) == (action, thread_id):
                 raise HTTPException(
                     409, f"This {action} is running already as job {other.id}. Wait until it ends."
                 )
         if len(self._tasks) >= RUNNING_MAX:
             raise HTTPException(
-                429, f"{RUNNING_MAX} archives, revivals or sweeps are running. Try again later."
+                429,
+                f"{RUNNING_MAX} archives, revivals, sweeps or bulk actions run. Try again later.",
             )
         job = Job(
             id=secrets.token_hex(8),
@@ -178,6 +184,7 @@ class Jobs:
             ended_ms=_now_ms(),
             archived=outcome.archived,
             swept=outcome.swept,
+            bulk=outcome.bulk,
         )
         return None
 

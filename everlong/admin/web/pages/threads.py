@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from everlong.admin.web.pages.layout import (
     Layout,
+    find_visitor,
     is_current,
     make_etag,
     respond_with_etag,
@@ -199,7 +200,7 @@ def create_router(layout: Layout) -> APIRouter:
         except ConfigError:  # The server rejects the cursor: it belongs to another list.
             return await read_page(dataclasses.replace(query, cursor=""))
 
-    def build_table_values(query: ListQuery, found: ThreadPage) -> dict[str, Any]:
+    def build_table_values(request: Request, query: ListQuery, found: ThreadPage) -> dict[str, Any]:
         on_server = found.source == "server"
         earlier = max(0, found.offset - PAGE_ROWS)
         later = found.offset + PAGE_ROWS
@@ -210,6 +211,7 @@ def create_router(layout: Layout) -> APIRouter:
             "shown": [column.name for column in query.shown],
             "statuses_first": _list_needed(query, found),
             "is_large": found.source != "memory",
+            "may_bulk": _may_bulk(request),
             # A list of the server has no way back but the browser's button.
             "first_url": query.url(offset=0) if on_server and found.offset else "",
             "earlier_url": query.url(offset=earlier) if found.offset and not on_server else "",
@@ -222,7 +224,7 @@ def create_router(layout: Layout) -> APIRouter:
         query = _parse_request(request)
         found = await read_page(query)
         values = await layout.build_values(request, "threads")
-        values |= build_table_values(query, found)
+        values |= build_table_values(request, query, found)
         values |= {
             "statuses": sorted(_list_choices(query.status, found.by_status, found).items()),
             "agents": sorted(_list_choices(query.agent, dict.fromkeys(found.agents, 0), found)),
@@ -230,7 +232,7 @@ def create_router(layout: Layout) -> APIRouter:
             "choices": CHOSEN_COLUMNS,
             "no_columns": _NO_COLUMNS,
             "live_url": query.url("/fragments/threads", cursor=query.cursor),
-            "etag": _make_list_etag(query, found),
+            "etag": _make_list_etag(request, query, found),
         }
         return layout.renderer.render_page("threads.html", values)
 
@@ -238,10 +240,11 @@ def create_router(layout: Layout) -> APIRouter:
     async def table(request: Request) -> Response:
         query = _parse_request(request)
         found = await read_page(query)
-        etag = _make_list_etag(query, found)
+        etag = _make_list_etag(request, query, found)
         if is_current(request, etag):  # Skip the rendering.
             return respond_with_etag(request, etag, "")
-        text = layout.renderer.render("threads_table.html", build_table_values(query, found))
+        values = build_table_values(request, query, found)
+        text = layout.renderer.render("threads_table.html", values)
         return respond_with_etag(request, etag, text)
 
     return router
@@ -277,5 +280,11 @@ def _build_later_url(query: ListQuery, found: ThreadPage, later: int) -> str:
     return query.url(offset=later)
 
 
-def _make_list_etag(query: ListQuery, found: ThreadPage) -> str:
-    return make_etag(query, found.sort, found.version)
+def _make_list_etag(request: Request, query: ListQuery, found: ThreadPage) -> str:
+    return make_etag(query, found.sort, found.version, _may_bulk(request))
+
+
+def _may_bulk(request: Request) -> bool:
+    """Return whether the user may act on several threads at once, and so selects rows."""
+    visitor = find_visitor(request)
+    return visitor is not None and visitor.may("bulk")

@@ -8,6 +8,7 @@ from everlong.admin.web.context import AppContext
 from everlong.admin.web.routes.actions import create_actions_router
 from everlong.admin.web.routes.approvals import create_approvals_router
 from everlong.admin.web.routes.archives import create_archives_router
+from everlong.admin.web.routes.bulk import create_bulk_router
 from everlong.admin.web.routes.fleet import create_fleet_router
 from everlong.admin.web.routes.jobs import create_jobs_router
 from everlong.admin.web.routes.journal import create_journal_router
@@ -43,6 +44,7 @@ def create_api_router(context: AppContext) -> APIRouter:
     router.include_router(create_threads_router(context))
     router.include_router(create_journal_router(context))
     router.include_router(create_actions_router(context))
+    router.include_router(create_bulk_router(context))
     router.include_router(create_approvals_router(context))
     router.include_router(create_archives_router(context))
     router.include_router(create_fleet_router(context))

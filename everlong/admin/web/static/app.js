@@ -3,6 +3,7 @@ import { startActions } from "./actions.js";
 import { startApprovals } from "./approvals.js";
 import { startComposer } from "./composer.js";
 import { startConversation } from "./conversation.js";
+import { startBulk } from "./bulk.js";
 import { startJournal } from "./journal.js";
 import { startLabels } from "./labels.js";
 import { startLazy } from "./lazy.js";
@@ -30,6 +31,7 @@ startQuery();
 startLazy();
 startSweep();
 startViews();
+startBulk();
 
 // Results have a URL to share, so empty fields stay out of it.
 for (const form of document.querySelectorAll("form[data-filters]")) {
