@@ -6,7 +6,7 @@ from its result never exceeds the budget. A summary by a model is optional: the 
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from everlong import limits
@@ -14,7 +14,9 @@ from everlong.compaction.agent_memory import list_facts
 from everlong.compaction.context import (
     Group,
     build_context,
+    filter_live_terms,
     find_newest_message_seq,
+    get_cut,
     group_messages,
     is_live,
     list_kept,
@@ -22,6 +24,7 @@ from everlong.compaction.context import (
 from everlong.compaction.notes import (
     APPROVAL,
     Ledger,
+    Selection,
     build_entry_note,
     build_group_notes,
     format_approval_prefix,
@@ -30,22 +33,27 @@ from everlong.compaction.notes import (
 from everlong.compaction.renderer import (
     FRAME_BYTES_MAX,
     SUMMARY_FRAME_BYTES_MAX,
+    list_texts,
     measure_facts,
     measure_notes,
     measure_summary,
 )
 from everlong.compaction.snapshot import Item, Note, Snapshot
+from everlong.compaction.terms import Term, TermIndex, sort_by_worth
 from everlong.compaction.text import clip, replace_surrogates, take_head, utf8_bytes
-from everlong.compaction.window import Window, build_window, is_over
+from everlong.compaction.window import Window, build_window, is_over, measure_group
 from everlong.models import Entry, Kind, Message
 from everlong.policy import Policy
 
 # Smallest budget: it leaves room for notes, however large the facts are.
 BUDGET_BYTES_MIN: Final = 2 * limits.KIB
-# Divisors of the bytes that facts and frame leave: smallest and largest window, and a model's summary.
+# Divisors of the bytes that facts and frame leave: the smallest window, and a model's summary.
 _WINDOW_LEAST: Final = 5
-_WINDOW_MOST: Final = 2
 _SUMMARY_SHARE: Final = 4
+# Divisor of the same bytes: the rest that is worth a larger window.
+_WINDOW_GROWTH: Final = 16
+# Terms that a snapshot remembers without showing them, for their statistics: some 100 KB.
+_UNLISTED_MAX: Final = 1024
 # Overhead of the summary message.
 _MESSAGE_BYTES: Final = 16
 _PROMPT: Final = (
@@ -80,20 +88,17 @@ def compact(
     room = budget - FRAME_BYTES_MAX - _MESSAGE_BYTES - measure_facts(facts, budget)
     written = _clip_summary(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
     room -= measure_summary(written)
-    notes = _Notes(base, taken, policy, now_ms)
-    window = notes.choose_window(room // _WINDOW_LEAST)
-    demand = measure_notes(select(notes.list_outside(window), room, notes.is_live)[0])
-    if (wider := min(room - demand, room // _WINDOW_MOST)) > room // _WINDOW_LEAST:
-        window = notes.choose_window(wider)
-    chosen, dropped = select(notes.list_outside(window), room - window.size_bytes, notes.is_live)
+    past = _Past(base, taken, policy, now_ms)
+    window, selection = past.divide(room)
     return Snapshot(
         upto_seq=upto_seq,
         time_ms=now_ms,
         budget_bytes=budget,
         facts=facts,
-        notes=tuple(chosen),
+        notes=tuple(selection.notes),
+        terms=past.list_terms(selection.terms),
         kept=tuple(each for group in window.kept for each in group.members),
-        dropped=_merge_newest_seqs(base.dropped if base else {}, dropped),
+        dropped=_merge_newest_seqs(base.dropped if base else {}, selection.dropped),
         summary=written,
         summary_seq=upto_seq if summary else (base.summary_seq if base else 0),
     )
@@ -128,8 +133,8 @@ def build_summary_prompt(
     return "".join([asked, known, *reversed(lines)])
 
 
-class _Notes:
-    """The messages and notes that a compaction chooses from."""
+class _Past:
+    """The messages, notes and terms that a compaction chooses from."""
 
     def __init__(
         self, base: Snapshot | None, taken: Sequence[Item], policy: Policy, now_ms: int
@@ -140,6 +145,63 @@ class _Notes:
         self._spared = find_newest_message_seq(base, taken)
         self._entries = [item.entry for item in taken if item.message is None]
         self._known: dict[int, list[Note]] = {}
+        self._terms = self._rank_terms(base, base.upto_seq if base else 0)
+        self.size_bytes = sum(map(measure_group, self._groups))
+        listed = [term for term in base.terms if term.listed] if base else []
+        self._base_bytes = measure_notes(self._base, listed)
+
+    def divide(self, room: int) -> tuple[Window, Selection]:
+        """Return the messages to keep, and the notes and terms of everything else, within `room`.
+
+        The window gets at least the part of the room that all messages would need, so a context that
+        hardly exceeds its budget is hardly changed.
+        """
+        left = max(0, room - self._base_bytes)
+        fits = min(left, self.size_bytes)
+        least = max(room // _WINDOW_LEAST, left * fits // max(1, self.size_bytes) * 9 // 10)
+        window = self.choose_window(least)
+        selection = self._select(window, room - window.size_bytes)
+        left = room - window.size_bytes - measure_notes(selection.notes, selection.terms)
+        if not selection.dropped and left > room // _WINDOW_GROWTH:
+            # Everything fits, so the rest is for messages. More of them need fewer notes.
+            window = self.choose_window(window.size_bytes + left)
+            selection = self._select(window, room - window.size_bytes)
+        return window, selection
+
+    def _select(self, window: Window, room: int) -> Selection:
+        shown = list(self._list_window_texts(window))
+        return select(self.list_outside(window), self._terms, shown, room, self.is_live)
+
+    def _list_window_texts(self, window: Window) -> Iterator[str]:
+        for group in window.kept:
+            for each in group.members:
+                yield get_cut(each).render(each.seq)
+                for call in each.message.tool_calls:
+                    yield from list_texts(call.arguments)
+
+    def _rank_terms(self, base: Snapshot | None, upto_seq: int) -> list[Term]:
+        """Return the terms of all messages that have not expired, by their worth."""
+        index = TermIndex(base.terms if base else ())
+        for group in self._groups:
+            for each in group.members:
+                if each.noted:
+                    continue  # Its terms were counted when it was cut.
+                asked = each.kind == Kind.MESSAGE
+                index.add_text(each.message.text, each.seq, each.kind, each.time_ms, asked=asked)
+                texts = [
+                    text for call in each.message.tool_calls for text in list_texts(call.arguments)
+                ]
+                index.add_calls(texts, each.seq, each.kind, each.time_ms)
+            upto_seq = max(upto_seq, group.members[-1].seq)
+        found = filter_live_terms(index.list_terms(), self._policy, self._now_ms)
+        return sort_by_worth(found, upto_seq)
+
+    def list_terms(self, listed: Sequence[Term]) -> tuple[Term, ...]:
+        """Return the terms for the snapshot: those that it lists, and the best of the others."""
+        texts = {term.text for term in listed}
+        others = [term._replace(listed=False) for term in self._terms if term.text not in texts]
+        found = (*listed, *others[:_UNLISTED_MAX])
+        return tuple(sorted(found, key=lambda term: (term.seq, term.text)))
 
     def choose_window(self, window_bytes: int) -> Window:
         """Return the messages to keep, in about that many bytes."""
@@ -203,6 +265,8 @@ def _is_unchanged(base: Snapshot, policy: Policy, now_ms: int, budget: int, summ
     if base.facts != list_facts(base, (), policy, now_ms):
         return False
     if not all(is_live(note, policy, now_ms) for note in base.notes):
+        return False
+    if len(filter_live_terms(base.terms, policy, now_ms)) < len(base.terms):
         return False
     spared = find_newest_message_seq(base, ())
     found = group_messages(base.kept)

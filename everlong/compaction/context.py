@@ -13,6 +13,7 @@ from typing import Final
 from everlong.compaction.agent_memory import list_facts
 from everlong.compaction.renderer import render_summary
 from everlong.compaction.snapshot import Item, KeptMessage, Note, Snapshot
+from everlong.compaction.terms import Term
 from everlong.compaction.text import Cut, utf8_bytes
 from everlong.models import Kind, Message
 from everlong.policy import Policy
@@ -33,7 +34,8 @@ def build_context(
     found = []
     facts = list_facts(base, items, policy, now_ms)
     notes = filter_live_notes(base.notes, policy, now_ms) if base else []
-    if text := render_summary(base, facts, notes):
+    terms = filter_live_terms(base.terms, policy, now_ms) if base else []
+    if text := render_summary(base, facts, notes, [term for term in terms if term.listed]):
         found.append(Message(role="summary", text=text))
     shown = list_kept(base, items)
     spared = find_newest_message_seq(base, items)
@@ -200,6 +202,11 @@ def filter_live_notes(notes: Iterable[Note], policy: Policy, now_ms: int) -> lis
     return [note for note in notes if is_live(note, policy, now_ms)]
 
 
+def filter_live_terms(terms: Iterable[Term], policy: Policy, now_ms: int) -> list[Term]:
+    """Return the terms that have not expired."""
+    return [term for term in terms if not has_expired(term.source, term.time_ms, policy, now_ms)]
+
+
 def find_next_expiry_ms(
     base: Snapshot | None, items: Sequence[Item], policy: Policy, now_ms: int
 ) -> int | None:
@@ -227,6 +234,9 @@ def _list_expiries(
     if base is not None:
         for note in base.notes:
             yield get_note_expiry_ms(note, policy)
+        for term in base.terms:
+            if term.listed:
+                yield get_expiry_ms(term.source, term.time_ms, policy)
         for kept in base.kept:
             if kept.seq != spared:
                 yield get_expiry_ms(kept.kind, kept.time_ms, policy)

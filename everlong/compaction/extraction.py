@@ -100,10 +100,11 @@ def _get_neighbour(parts: list[str], at: int) -> str:
 # Cached: words repeat within a text and from one text to the next.
 @functools.lru_cache(maxsize=16_384)
 def _find_refs_in_word(word: str, bulk: bool) -> tuple[str, ...]:
-    return tuple(_find_in_word(word, bulk))
+    return tuple(find_in_word(word, bulk))
 
 
-def _find_in_word(word: str, bulk: bool) -> Iterator[str]:
+def find_in_word(word: str, bulk: bool) -> Iterator[str]:
+    """Yield the paths and ids of a word."""
     word = word.strip(_PUNCTUATION).rstrip("." + _PUNCTUATION)
     if "://" in word:
         address = word.partition("=")[2] if _is_setting(word) else word
@@ -115,7 +116,7 @@ def _find_in_word(word: str, bulk: bool) -> Iterator[str]:
     elif "=" in word or "\\n" in word or "\\t" in word or ".." in word.lstrip("."):
         for piece in re.split(r"=|\\[nt]|(?<=[A-Za-z0-9])\.\.+", word):
             if 3 < len(piece) < len(word):
-                yield from _find_in_word(piece, bulk)
+                yield from find_in_word(piece, bulk)
     else:
         if not _ADDRESS.fullmatch(word):
             word = _WITHIN.sub("", word)

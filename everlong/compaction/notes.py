@@ -1,7 +1,8 @@
 """Notes: what a snapshot keeps of entries whose messages are no longer shown.
 
-A note is in the entry's own words. If not all notes fit, they are chosen by rank, the newest first; what
-a line shows already gets no note of its own.
+A note is in the entry's own words. If not all notes fit, they are chosen by rank, the newest first.
+Terms (paths, ids, names, numbers) are chosen by their worth for each byte. What a line or a kept message
+shows already gets no note of its own.
 """
 
 import dataclasses
@@ -14,7 +15,6 @@ from everlong.compaction.context import Group, get_cut
 from everlong.compaction.extraction import (
     find_commands,
     find_numbers,
-    find_refs,
     find_stems,
     is_about,
     is_answer,
@@ -35,6 +35,7 @@ from everlong.compaction.renderer import (
     shorten_pair,
 )
 from everlong.compaction.snapshot import KeptMessage, Note, NoteKind
+from everlong.compaction.terms import NUMBER, Term, list_endings, list_shown
 from everlong.compaction.text import clip, replace_surrogates, utf8_bytes
 from everlong.models import Entry, Kind
 
@@ -43,8 +44,8 @@ _PROSE_BYTES_MAX: Final = 260
 _DECISION_BYTES_MAX: Final = 600
 # Bytes of one entry's sentences before the rest counts as prose: a user may paste a whole log.
 _SENTENCES_BYTES_MAX: Final = 2048
-# Bytes of one entry's refs: a dump of 10,000 ids must not displace all earlier notes.
-_REFS_BYTES_MAX: Final = 4096
+# Bytes of one entry's commands: a long log must not displace all earlier ones.
+_COMMANDS_BYTES_MAX: Final = 2048
 _NUMBERS_MAX: Final = 64
 _NOT_RUN: Final = "not run"
 APPROVAL: Final = "approval "
@@ -74,25 +75,25 @@ def get_outcome_line(result: KeptMessage) -> str:
 
 
 def build_head_notes(kept: KeptMessage) -> Iterator[Note]:
-    """Yield the notes of a message or a reply: its sentences, and the refs in its calls."""
+    """Yield the notes of a message or a reply: its sentences, and the commands in its calls."""
     if kept.noted:
         return
     text = replace_surrogates(kept.message.text)
     yield from _build_sentence_notes(kept, text)
-    yield from _build_ref_notes(kept, text, bulk=False)
+    yield from _build_command_notes(kept, text, bulk=False)
     yield from _build_number_notes(kept, text)
     for call in kept.message.tool_calls:
         for value in list_texts(call.arguments):
-            yield from _build_ref_notes(kept, value, bulk=utf8_bytes(value) > BULK_BYTES)
+            yield from _build_command_notes(kept, value, bulk=utf8_bytes(value) > BULK_BYTES)
 
 
 def build_result_notes(kept: KeptMessage) -> Iterator[Note]:
-    """Yield the paths, commands and ids of a tool's result, and the numbers if it is short."""
+    """Yield the commands in a tool's result, and its numbers if it is short."""
     if kept.noted:
         return
     text = replace_surrogates(kept.message.text)
     bulk = utf8_bytes(text) > BULK_BYTES
-    yield from _build_ref_notes(kept, text, bulk=bulk)
+    yield from _build_command_notes(kept, text, bulk=bulk)
     if not bulk:
         yield from _build_number_notes(kept, text)
 
@@ -186,15 +187,13 @@ def _classify(kept: KeptMessage, sentence: str, heading: str) -> NoteKind:
     return "remark" if ends_turn or may_matter(sentence) else "prose"
 
 
-def _build_ref_notes(kept: KeptMessage, text: str, *, bulk: bool) -> Iterator[Note]:
-    kind: NoteKind = "mention" if bulk else "ref"
-    room = _REFS_BYTES_MAX
-    commands = [f"`{each}`" for each in find_commands(text, bulk=bulk)]
-    for ref in (*commands, *find_refs(text, bulk=bulk)):
-        room -= utf8_bytes(ref) + 1
+def _build_command_notes(kept: KeptMessage, text: str, *, bulk: bool) -> Iterator[Note]:
+    room = _COMMANDS_BYTES_MAX
+    for command in find_commands(text, bulk=bulk):
+        room -= utf8_bytes(command) + 3
         if room < 0:
             return
-        yield _build_note(kept, kind, ref)
+        yield _build_note(kept, "command", f"`{command}`")
 
 
 def _build_number_notes(kept: KeptMessage, text: str) -> Iterator[Note]:
@@ -206,21 +205,38 @@ def _build_note(kept: KeptMessage, kind: NoteKind, text: str) -> Note:
     return Note(seq=kept.seq, kind=kind, text=text, source=kept.kind, time_ms=kept.time_ms)
 
 
-# Kinds by rank, with the share of the room that each may take before the rest of it comes last.
-_RANKS: Final[dict[NoteKind, float]] = {
-    "open": 0.2,
-    "decision": 0.2,
-    "asked": 0.2,
-    "pair": 0.7,
-    "remark": 0.2,
-    "ref": 0.5,
-    "mention": 0.5,
-    "number": 0.5,
-    "prose": 1.0,
-}
+# Kinds by rank, with the share of the room that each may take before the rest of it comes last. Terms
+# come four times: the best before the lines of calls, which would fill a small budget alone; the rest of
+# those that are not rare; rare names; rare numbers, of which a tokenizer makes the most tokens.
+_RANKS: Final[tuple[tuple[NoteKind, float], ...]] = (
+    ("open", 0.2),
+    ("decision", 0.2),
+    ("asked", 0.2),
+    ("term", 0.12),
+    ("pair", 0.7),
+    ("term", 0.5),
+    ("remark", 0.2),
+    ("term", 0.2),
+    ("term", 0.05),
+    ("command", 0.3),
+    ("number", 0.3),
+    ("prose", 1.0),
+)
+# The same if the lines of all calls do not fit: then paths and names in short form say more than lines.
+_TIGHT_RANKS: Final[tuple[tuple[NoteKind, float], ...]] = (
+    ("open", 0.2),
+    ("decision", 0.2),
+    ("asked", 0.2),
+    ("term", 0.35),
+    ("pair", 0.4),
+    *_RANKS[5:],
+)
 _SENTENCES: Final = ("open", "decision", "asked", "remark", "prose")
 # Share that the lines of calls may take before older lines are made brief.
 _WHOLE_PAIRS: Final = 0.1
+_PAIRS_MOST: Final = 0.7
+# Overhead of a line: its seq, a blank and a line break.
+_SEQ_BYTES: Final = 6
 # Number of seqs that the line of equal calls names, the newest ones.
 _SEQS_MAX: Final = 12
 # Open requests that a sentence is compared with: more than are ever shown, of maybe thousands.
@@ -286,69 +302,90 @@ class Ledger:
         return sorted(self._notes.values(), key=lambda note: note.seq)
 
 
-def select(
-    notes: Sequence[Note], room: int, live: Callable[[Note], bool]
-) -> tuple[list[Note], dict[str, int]]:
-    """Return the notes that fit, by seq, and the newest seq of each kind that does not.
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The notes and terms that fit."""
 
-    A line may stay longer than the refs in it, so `live` also checks the parts of lines.
+    notes: list[Note]
+    """Notes by seq."""
+    terms: list[Term]
+    """Terms by worth."""
+    dropped: dict[str, int]
+    """Newest seq of each kind of which some do not fit."""
+
+
+def select(
+    notes: Sequence[Note],
+    terms: Sequence[Term],
+    shown: Iterable[str],
+    room: int,
+    live: Callable[[Note], bool],
+) -> Selection:
+    """Return the notes and terms that fit.
+
+    `terms` are in the order of their worth, and `shown` are the texts of the messages that stay. A line
+    may stay longer than the numbers in it, so `live` also checks the parts of lines.
     """
-    lines = [note for note in notes if note.kind not in ("ref", "mention", "number")]
-    pieces = Ledger(
+    lines = [note for note in notes if note.kind != "number"]
+    numbers = Ledger(
         [
             *(part for note in lines for part in _split_parts(note) if live(part)),
-            *(note for note in notes if note.kind in ("ref", "mention", "number")),
+            *(note for note in notes if note.kind == "number"),
         ]
     ).notes()
-    choice = _Choice(room)
-    for kind, share in _RANKS.items():
-        found = _sort_newest_first([note for note in (*lines, *pieces) if note.kind == kind])
-        if kind == "pair":
-            found = _shorten_old_pairs(found, int(room * _WHOLE_PAIRS))
-        choice.take(found, int(room * share))
+    by_kind: dict[NoteKind, list[Note]] = {kind: [] for kind, _ in _RANKS}
+    for note in (*lines, *numbers):
+        by_kind[note.kind].append(note)
+    found = {kind: _sort_newest_first(notes) for kind, notes in by_kind.items()}
+    found["pair"] = _shorten_old_pairs(found["pair"], int(room * _WHOLE_PAIRS))
+    pairs_bytes = sum(utf8_bytes(note.text) + _SEQ_BYTES for note in found["pair"])
+    choice = _Choice(room, shown)
+    common = [term for term in terms if not term.is_rare]
+    names = [term for term in terms if term.is_rare and term.kind != NUMBER]
+    numbers_alone = [term for term in terms if term.is_rare and term.kind == NUMBER]
+    waiting = iter((common, common, names, numbers_alone))
+    for kind, share in _RANKS if pairs_bytes < room * _PAIRS_MOST else _TIGHT_RANKS:
+        if kind == "term":
+            choice.take_terms(next(waiting), int(room * share))
+        else:
+            choice.take(found[kind], int(room * share))
     choice.take(choice.take_back(), room)
-    chosen = _sort_by_seq(choice.fit(), [*lines, *pieces])
-    dropped: dict[str, int] = {}
-    for note in choice.take_back():
-        dropped[note.kind] = max(dropped.get(note.kind, 0), note.seq)
-    return chosen, dropped
+    return choice.finish([*lines, *numbers])
 
 
 def _split_parts(note: Note) -> Iterator[Note]:
-    """Yield the refs and numbers in a line. They remain if the line itself is dropped."""
-    for ref in _find_refs_cached(note.text):
-        yield dataclasses.replace(note, kind="ref", text=ref, seqs=())
-    if note.kind != "pair":
+    """Yield the numbers in a line. They remain if the line itself is dropped."""
+    if note.kind not in ("pair", "command"):
         for _, snippet in _find_numbers_cached(note.text):
             yield dataclasses.replace(note, kind="number", text=snippet, seqs=())
 
 
 # Cached: one compaction parses a line several times, and the next one again.
 @functools.lru_cache(maxsize=8192)
-def _find_refs_cached(text: str) -> tuple[str, ...]:
-    return tuple(find_refs(text, bulk=False))
-
-
-@functools.lru_cache(maxsize=8192)
 def _find_numbers_cached(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(find_numbers(text))
 
 
 class _Choice:
-    """The notes chosen so far, and the room left."""
+    """The notes and terms chosen so far, and the room left."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, shown: Iterable[str]) -> None:
         self._room = room
         self._left = room
         self._page = Page()
         self._chosen: list[Note] = []
+        self._terms: list[Term] = []
         self._skipped: list[Note] = []
-        self._refs: set[str] = set()
+        self._shown = list_shown(shown)
+        self._missing: dict[str, int] = {}
         self._numbers: set[tuple[int, str]] = set()
-        self._lines = ""
+        self._lines: list[str] = []
+        self._new: list[str] = []
+        self._text = ""
 
     def take(self, notes: Sequence[Note], bytes_max: int) -> None:
         """Choose the notes that fit, in order."""
+        self._text = "\n".join(self._lines)
         for note in notes:
             if self._is_shown(note):
                 continue
@@ -360,38 +397,59 @@ class _Choice:
             self._left -= cost
             self._add(note)
 
+    def take_terms(self, terms: Sequence[Term], bytes_max: int) -> None:
+        """Choose the terms that fit, in order."""
+        self._shown |= list_shown(self._new)
+        self._new.clear()
+        bytes_max = min(bytes_max, self._left)
+        for term in terms:
+            if term.text in self._shown:
+                continue
+            cost = self._page.measure_term(term)
+            if cost > bytes_max:
+                self._missing[term.text] = term.seq
+                continue
+            bytes_max -= cost
+            self._left -= cost
+            self._page.add_term(term)
+            self._terms.append(term)
+            self._shown.add(term.text)
+            if "/" in term.text:
+                self._shown.update(list_endings(term.text))
+
     def take_back(self) -> list[Note]:
         """Return the notes that did not fit, and clear their list."""
         skipped, self._skipped = self._skipped, []
         return skipped
 
-    def fit(self) -> list[Note]:
-        """Return the chosen notes, without the last of them if the text exceeds the room."""
+    def finish(self, notes: Sequence[Note]) -> Selection:
+        """Return the selection, without the last notes if its text exceeds the room."""
         chosen = self._chosen
-        while chosen and measure_notes(chosen) > self._room:
+        while chosen and measure_notes(chosen, self._terms) > self._room:
             fewer = len(chosen) * 7 // 8
             self._skipped += chosen[fewer:]
             chosen = chosen[:fewer]
-        return chosen
+        terms = self._terms if measure_notes(chosen, self._terms) <= self._room else []
+        dropped: dict[str, int] = {}
+        for note in self._skipped:
+            dropped[note.kind] = max(dropped.get(note.kind, 0), note.seq)
+        missing = [seq for text, seq in self._missing.items() if text not in self._shown]
+        if missing or len(terms) < len(self._terms):
+            dropped["term"] = max((*missing, *(term.seq for term in self._terms)))
+        return Selection(_sort_by_seq(chosen, notes), terms, dropped)
 
     def _add(self, note: Note) -> None:
         self._page.add(note)
         self._chosen.append(note)
-        if note.kind in ("ref", "mention"):
-            # A command also shows the refs in it.
-            if note.text.startswith("`"):
-                self._refs.update(_find_refs_cached(note.text))
-            return
-        self._refs.update(_find_refs_cached(note.text))
-        self._numbers.update((note.seq, value) for value, _ in _find_numbers_cached(note.text))
-        self._lines += f"{note.text}\n"
+        self._new.append(note.text)
+        if note.kind != "command":
+            self._numbers.update((note.seq, value) for value, _ in _find_numbers_cached(note.text))
+            self._lines.append(note.text)
 
     def _is_shown(self, note: Note) -> bool:
         """Return whether the chosen notes show it already."""
-        if note.kind in ("ref", "mention"):
-            return note.text in self._refs or (
-                note.text.startswith("`") and note.text.strip("`") in self._lines
-            )
+        if note.kind == "command":
+            return note.text.strip("`") in self._text
         if note.kind == "number":
             return all(
                 (note.seq, value) in self._numbers for value, _ in _find_numbers_cached(note.text)
@@ -420,8 +478,6 @@ def _sort_by_seq(chosen: Sequence[Note], notes: Sequence[Note]) -> list[Note]:
 
 
 def _get_key(note: Note) -> tuple[str, str]:
-    if note.kind in ("ref", "mention"):
-        return "ref", note.text
     return ("sentence" if note.kind in _SENTENCES else note.kind), note.text
 
 
@@ -432,5 +488,4 @@ def _merge(known: Note, note: Note) -> Note:
         seqs = (*newer.seqs, older.seq, *older.seqs)
         more = newer.more + older.more + len(seqs[_SEQS_MAX:])
         return dataclasses.replace(newer, seqs=seqs[:_SEQS_MAX], more=more)
-    kind: NoteKind = "ref" if "ref" in (known.kind, note.kind) else newer.kind
-    return dataclasses.replace(newer, kind=kind)
+    return newer

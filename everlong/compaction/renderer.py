@@ -12,6 +12,7 @@ from typing import Any, Final
 from everlong.compaction.agent_memory import measure_fact
 from everlong.compaction.extraction import find_refs
 from everlong.compaction.snapshot import Note, NoteKind, Snapshot
+from everlong.compaction.terms import Term
 from everlong.compaction.text import clip, replace_surrogates, shorten, take_head, utf8_bytes
 from everlong.models import Fact, Kind, ToolCall
 
@@ -28,8 +29,8 @@ _SEGMENTS: Final[dict[NoteKind, str]] = {
     "asked": " ",
     "remark": " ",
     "prose": " ",
-    "ref": " ",
-    "mention": " ",
+    "command": " ",
+    "term": " ",
     "number": "; ",
 }
 _SPEAKERS: Final = {Kind.MESSAGE: "user: ", Kind.REPLY: "said: ", Kind.FAILURE: "failed: "}
@@ -40,8 +41,8 @@ _DROPPED: Final[dict[NoteKind, str]] = {
     "asked": "the user's words",
     "pair": "tool calls",
     "remark": "remarks",
-    "ref": "paths, commands, ids",
-    "mention": "those in long outputs",
+    "term": "paths, ids, names",
+    "command": "commands",
     "number": "numbers",
     "prose": "prose",
 }
@@ -54,7 +55,7 @@ class Page:
 
     def __init__(self) -> None:
         self._sections: dict[NoteKind, dict[int, list[Note]]] = {"open": {}, "decision": {}}
-        self._lines: dict[int, dict[NoteKind, list[Note]]] = {}
+        self._lines: dict[int, dict[NoteKind, list[Note | Term]]] = {}
 
     def cost(self, note: Note) -> int:
         """Return how many bytes a note would add to the text."""
@@ -82,6 +83,18 @@ class Page:
         else:
             self._lines.setdefault(note.seq, {}).setdefault(note.kind, []).append(note)
 
+    def measure_term(self, term: Term) -> int:
+        """Return how many bytes a term would add to the text."""
+        size_bytes = utf8_bytes(term.text)
+        segments = self._lines.get(term.seq)
+        if segments is None:
+            return size_bytes + len(str(term.seq)) + 2 + (0 if self._lines else len(_LOG))
+        return size_bytes + (1 if "term" in segments else len(_BETWEEN))
+
+    def add_term(self, term: Term) -> None:
+        """Add a term."""
+        self._lines.setdefault(term.seq, {}).setdefault("term", []).append(term)
+
     def text(self) -> str:
         """Return the sections and the log, each by seq."""
         parts = []
@@ -95,15 +108,22 @@ class Page:
         return "".join(parts)
 
 
-def build_page(notes: Sequence[Note]) -> Page:
-    """Return a page of notes."""
+def build_page(notes: Sequence[Note], terms: Sequence[Term] = ()) -> Page:
+    """Return a page of notes and terms."""
     page = Page()
     for note in notes:
         page.add(note)
+    for term in terms:
+        page.add_term(term)
     return page
 
 
-def render_summary(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence[Note]) -> str:
+def render_summary(
+    base: Snapshot | None,
+    facts: Sequence[Fact],
+    notes: Sequence[Note],
+    terms: Sequence[Term] = (),
+) -> str:
     """Return the text of the summary message; empty without facts and a snapshot."""
     if base is None:
         return _render_facts(facts, None)
@@ -113,7 +133,7 @@ def render_summary(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence
     ]
     if base.summary:
         parts.append(f"{_SUMMARY.format(base.summary_seq)}{base.summary}\n")
-    parts.append(build_page(notes).text())
+    parts.append(build_page(notes, terms).text())
     if base.dropped:
         kinds = ", ".join(_DROPPED[kind] for kind in _DROPPED if kind in base.dropped)
         upto_seq = max(base.dropped.values())
@@ -121,9 +141,9 @@ def render_summary(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence
     return "".join(parts)
 
 
-def measure_notes(notes: Sequence[Note]) -> int:
-    """Return the size of notes in the text."""
-    return utf8_bytes(build_page(notes).text())
+def measure_notes(notes: Sequence[Note], terms: Sequence[Term] = ()) -> int:
+    """Return the size of notes and terms in the text."""
+    return utf8_bytes(build_page(notes, terms).text())
 
 
 def measure_summary(summary: str) -> int:
@@ -178,17 +198,22 @@ def _render_section_line(notes: Sequence[Note]) -> str:
     return f"{notes[0].seq} {speaker}{' '.join(note.text for note in notes)}\n"
 
 
-def _render_log_line(seq: int, segments: dict[NoteKind, list[Note]]) -> str:
+def _render_log_line(seq: int, segments: dict[NoteKind, list[Note | Term]]) -> str:
     texts = []
     for kind, between in _SEGMENTS.items():
         if notes := segments.get(kind):
             texts.append(_get_speaker(notes[0]) + between.join(note.text for note in notes))
-    older = [_format_seqs(note).removeprefix(str(seq)) for note in segments.get("pair", ())]
+    older = [
+        _format_seqs(note).removeprefix(str(seq))
+        for note in segments.get("pair", ())
+        if isinstance(note, Note)
+    ]
     return f"{seq}{''.join(older)} {_BETWEEN.join(texts)}\n"
 
 
-def _get_speaker(note: Note) -> str:
-    return _SPEAKERS.get(note.source, "") if note.kind in ("asked", "remark", "prose") else ""
+def _get_speaker(note: Note | Term) -> str:
+    spoken = isinstance(note, Note) and note.kind in ("asked", "remark", "prose")
+    return _SPEAKERS.get(note.source, "") if spoken else ""
 
 
 def _format_seqs(note: Note) -> str:

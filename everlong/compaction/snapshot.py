@@ -11,16 +11,17 @@ from typing import Final, Literal
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from everlong.compaction.terms import Term
 from everlong.errors import BlobCorrupt, UnknownVersion
 from everlong.models import Entry, Fact, Kind, Message
 
 NoteKind = Literal[
-    "open", "decision", "asked", "pair", "remark", "ref", "mention", "number", "prose"
+    "open", "decision", "asked", "pair", "remark", "term", "command", "number", "prose"
 ]
 """`open`: a request that waits for something. `decision`: something decided. `asked`: other words of the
-user. `pair`: a tool call with its outcome. `remark`: words of the agent that may matter. `ref`: a
-path, a command or an id. `mention`: a ref in bulk output. `number`: a number with the words around it.
-`prose`: other words of the agent."""
+user. `pair`: a tool call with its outcome. `remark`: words of the agent that may matter. `term`: a
+path, an id, a name or a long number, which a snapshot keeps in `terms`. `command`: a shell command.
+`number`: a number with the words around it. `prose`: other words of the agent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,8 @@ class Snapshot:
     facts: tuple[Fact, ...] = ()
     notes: tuple[Note, ...] = ()
     """Notes by seq."""
+    terms: tuple[Term, ...] = ()
+    """Terms by seq, with the statistics that rank them at the next compaction."""
     kept: tuple[KeptMessage, ...] = ()
     """The newest user message and the last steps, by seq."""
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)

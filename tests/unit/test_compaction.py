@@ -162,7 +162,13 @@ def test_the_last_steps_and_the_user_message_stay_verbatim() -> None:
     window = messages[2:]
     assert window == [item.message for item in thread.items[-len(window) :]]
     assert len(window) >= 10
-    assert measure_messages(window) <= Policy().compact_to_bytes // 2
+
+
+def test_a_context_that_fits_stays_as_it_is() -> None:
+    thread = long_thread(steps=20)
+    base = compact(None, thread.items, Policy(), thread.now_ms, keep_from_seq=ALL)
+    messages = build_shown_context(base)[1:]
+    assert messages == [item.message for item in thread.items]
 
 
 def test_every_call_that_left_the_window_is_a_line_with_its_seq_and_outcome() -> None:
