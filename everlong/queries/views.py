@@ -141,6 +141,13 @@ LIBRARY: Final = (
         "where closed is null order by growth_bytes_per_hour desc nulls last limit 20",
     ),
     NamedQuery(
+        "written-by-day",
+        "What threads wrote, by day, kind and tool: uncompressed, also what a sweep has freed since.",
+        "select cast(time as date) as day, kind, tool, count(*) as entries, "
+        "sum(size_bytes) as written_bytes from entries where not inherited group by all "
+        "order by day desc, written_bytes desc limit 100",
+    ),
+    NamedQuery(
         "compactions",
         "Compactions, and what they saved.",
         "select thread_id, seq, time, data->>'reason' as reason, "
