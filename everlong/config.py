@@ -95,6 +95,9 @@ class Settings:
     """`EVERLONG_TRUST_ROLE_DEFAULT`: role of users without that header; viewer by default."""
     trusted_proxies: str
     """`EVERLONG_TRUSTED_PROXIES`: comma-separated addresses or networks of the proxy."""
+    notify: str
+    """`EVERLONG_NOTIFY`: TOML file of who is told of approvals, limits and failures, and how. Empty:
+    no notifications."""
     temporal_ui: str
     """`EVERLONG_TEMPORAL_UI`: URL of the Temporal UI, for links to runs."""
     live_url: str
@@ -149,6 +152,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         trust_role_header=env.get("EVERLONG_TRUST_ROLE_HEADER", ""),
         trust_role_default=env.get("EVERLONG_TRUST_ROLE_DEFAULT", ""),
         trusted_proxies=env.get("EVERLONG_TRUSTED_PROXIES", ""),
+        notify=env.get("EVERLONG_NOTIFY", ""),
         temporal_ui=env.get("EVERLONG_TEMPORAL_UI", ""),
         live_url=env.get("EVERLONG_LIVE_URL", ""),
         live_token=env.get("EVERLONG_LIVE_TOKEN", ""),
@@ -271,6 +275,7 @@ def build_embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_TRUST_ROLE_HEADER": "",
         "EVERLONG_TRUST_ROLE_DEFAULT": "",
         "EVERLONG_TRUSTED_PROXIES": "",
+        "EVERLONG_NOTIFY": settings.notify,
         "EVERLONG_TEMPORAL_UI": settings.temporal_ui,
         "EVERLONG_LIVE_URL": settings.live_url,
         # The embedded admin server has no tokens: they are empty above.
@@ -284,6 +289,11 @@ def build_embedded_environment(settings: Settings) -> dict[str, str]:
         "OTEL_EXPORTER_PROMETHEUS_PORT": str(settings.metrics_port),
         "EVERLONG_METRICS_ANONYMOUS": "1" if settings.metrics_anonymous else "",
     }
+
+
+def copy_environment() -> dict[str, str]:
+    """Return the environment, for files of settings that name variables with secrets."""
+    return dict(os.environ)
 
 
 def _read_bytes(env: Mapping[str, str], name: str, default: int) -> int:

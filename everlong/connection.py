@@ -12,7 +12,7 @@ from temporalio.converter import DataConverter, PayloadCodec
 from everlong import limits
 from everlong.client_plugin import ClientPlugin
 from everlong.codecs.composition import ExplainingPayloadConverter
-from everlong.config import Settings, require_metrics_host, require_store
+from everlong.config import Settings, copy_environment, require_metrics_host, require_store
 from everlong.errors import ConfigError, EverlongError, ServerUnreachable
 from everlong.live.models import LiveServer
 from everlong.models import make_printable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from temporalio.runtime import Runtime
 
     from everlong.agents import Agent
+    from everlong.notify.sinks import Notify
     from everlong.telemetry.exporters import Providers
 
 
@@ -67,6 +68,7 @@ async def connect(
             meter_provider=meter_provider,
             record_contents=settings.record_contents,
             live=get_live_server(settings),
+            notify=load_configured_notify(settings),
         )
     else:
         plugin = ClientPlugin(**shared)
@@ -162,6 +164,16 @@ def open_configured_providers(settings: Settings, service_name: str) -> "Provide
             prometheus_token="" if settings.metrics_anonymous else settings.token,
         )
     )
+
+
+def load_configured_notify(settings: Settings) -> "Notify | None":
+    """Return the configuration of notifications; None without one."""
+    if not settings.notify:
+        return None
+    # Imported here: most commands notify nobody.
+    from everlong.notify.config import load_notify
+
+    return load_notify(settings.notify, copy_environment())
 
 
 def load_codec(path: str, setting: str) -> PayloadCodec | None:

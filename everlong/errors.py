@@ -43,6 +43,7 @@
     ├── SetupRefused                exit 10: the server rejects Everlong's search attributes
     ├── QueryRefused                exit 11, permanent: not a single SELECT, or over its bounds
     ├── SweepIncomplete             exit 12: something could not be read, so nothing was deleted
+    ├── SinkUnreachable             exit 14: a sink of notifications did not take a test message
     └── CheckFailed                 permanent, exit 8: a claim of the demo does not hold
 
 *Permanent*: a retry fails the same way. *Retryable*: the same call may succeed later. *Holds*: a data
@@ -282,6 +283,12 @@ class SweepIncomplete(EverlongError):
     """A sweep could not read everything, so it deleted nothing. The report lists what is missing."""
 
     exit_code = 12
+
+
+class SinkUnreachable(EverlongError):
+    """A sink of notifications did not take a test message."""
+
+    exit_code = 14
 
 
 class CheckFailed(EverlongError):

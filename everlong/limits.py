@@ -378,3 +378,46 @@ SWEEP_LOG_SECONDS: Final = 90 * 24 * 3600.0
 SWEEP_REPORTS_MAX: Final = 50
 # Records of the threads of each namespace. Beyond this number they are merged into one.
 SWEEP_RECORDS_MAX: Final = 32
+
+# Notices of a thread that the notifier does not have yet: the calls of one reply, and some limits. At
+# most 250 bytes each, 6 KiB in all. A signal takes milliseconds, so there are rarely more than a few.
+NOTICES_MAX: Final = 24
+NOTICE_NAME_CHARS_MAX: Final = 32
+# Part of a limit whose use is reported in advance.
+BUDGET_SHARE: Final = 0.8
+# Deliveries that the notifier keeps for sinks that fail, put off or collect: 0.6 KiB each as JSON,
+# 1.2 MiB in all, which the codec compresses ten times and stores as one object. Beyond that the oldest
+# is dropped, counted and logged.
+NOTIFIER_QUEUE_MAX: Final = 2000
+# Notifications of one activity: 30 KiB of arguments, which stay inline after compression.
+NOTIFIER_BATCH_MAX: Final = 50
+# Activities at a time for notifications that were not tried yet, and one more for each sink that has
+# failed. If one sink hangs, each of the first takes as long as that sink's timeout: 4 x 50 in 10 s are
+# 20 notifications a second.
+NOTIFIER_ACTIVITIES_MAX: Final = 4
+# Keys by which the notifier recognises notifications that a thread sends again: 35 bytes each.
+NOTIFIER_SEEN_MAX: Final = 1000
+# Events of a run of the notifier before it continues as new: a signal and its delivery are 8 events. The
+# server accepts 10,000 signals of a run, and its default bound is 51,200 events.
+NOTIFIER_EVENTS_MAX: Final = 4000
+# Wait after a failed delivery: 2 s, doubled each time. A sink that is down for a day costs 150 actions.
+NOTIFIER_RETRY_SECONDS_MIN: Final = 2.0
+NOTIFIER_RETRY_SECONDS_MAX: Final = 600.0
+# After this time a delivery is given up, counted and logged: a weekend.
+NOTICE_SECONDS_MAX: Final = 72 * 3600.0
+# One request to a sink, by default, and requests at a time to one sink.
+NOTIFY_SECONDS: Final = 10.0
+NOTIFY_REQUESTS_MAX: Final = 8
+# After so many failures in a row, an activity makes no further request to that sink. Some are in flight
+# by then, so a sink that hangs gets 15 at most.
+NOTIFY_FAILURES_MAX: Final = 8
+# After this time an activity begins no further request. One may take 90 s (a mail, 3 x 30 s), so the
+# timeout of the activity is longer than both together.
+NOTIFY_ROUND_SECONDS_MAX: Final = 60.0
+NOTIFY_ACTIVITY_SECONDS_MAX: Final = 180.0
+# Sinks of one configuration, and names in one of its lists.
+NOTIFY_SINKS_MAX: Final = 16
+NOTIFY_NAMES_MAX: Final = 1000
+# Bytes of an answer of a sink that are read, and of one configuration file.
+NOTIFY_ANSWER_BYTES_MAX: Final = 64 * KIB
+NOTIFY_FILE_BYTES_MAX: Final = 256 * KIB

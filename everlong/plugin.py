@@ -20,7 +20,12 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
 from everlong import limits, worker_options
-from everlong.activities import AgentActivities, CheckActivities, SweepActivities
+from everlong.activities import (
+    AgentActivities,
+    CheckActivities,
+    NotifyActivities,
+    SweepActivities,
+)
 from everlong.agents import Agent
 from everlong.client.packs import PackSource
 from everlong.client.search_attributes import AttributeWatch
@@ -51,6 +56,7 @@ from everlong.interceptors.resume import ContinueAsNewHook, ResumeHook, ResumeLo
 from everlong.interceptors.run_history import RunHistory
 from everlong.interceptors.thread_ids import ThreadIdInterceptor
 from everlong.live import LiveSender, LiveServer
+from everlong.notify.sinks import Notify
 from everlong.policy import Policy
 from everlong.storage import BlobStore
 from everlong.storage.encryption_keys import KeySource
@@ -60,13 +66,24 @@ from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry
 from everlong.telemetry.metrics import record_store_call
 from everlong.versions import get_sdk_version, warn_of_untested_sdk
-from everlong.workflows import VERSIONED, AgentWorkflow, DoctorWorkflow, SweeperWorkflow
+from everlong.workflows import (
+    VERSIONED,
+    AgentWorkflow,
+    DoctorWorkflow,
+    NotifierWorkflow,
+    SweeperWorkflow,
+)
 
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
 
-_WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow, SweeperWorkflow]
+_WORKFLOWS: Final[list[type]] = [
+    AgentWorkflow,
+    DoctorWorkflow,
+    NotifierWorkflow,
+    SweeperWorkflow,
+]
 _OWN_WORKFLOWS: Final = frozenset({*_WORKFLOWS, *VERSIONED.values()})
 # Packages of the extra `admin` that archives need.
 _ARCHIVE_PACKAGES: Final = ("pyarrow", "duckdb")
@@ -117,6 +134,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         record_contents: Record the inputs and outputs of models and tools in their spans.
         live: The admin server to which workers send live output: the text of replies while models
             write them, and the progress of tools. Best effort; if None, models are not asked to stream.
+        notify: Who is told of approvals, limits and failures, and how: see `everlong.notify`.
 
     """
 
@@ -140,6 +158,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         meter_provider: MeterProvider | None = None,
         record_contents: bool = False,
         live: LiveServer | None = None,
+        notify: Notify | None = None,
     ) -> None:
         if mode not in ("write", "read"):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
@@ -191,6 +210,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             telemetry,
             self._resumes.last,
             None if live is None else LiveSender(live),
+            notify,
         )
         checks = CheckActivities(
             self.packs,
@@ -209,6 +229,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             *self._activities.list_activities(),
             checks.check,
             self.sweeps.sweep,
+            *NotifyActivities(notify, telemetry).list_activities(),
         ]
         super().__init__(
             "everlong.EverlongPlugin",

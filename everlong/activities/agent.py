@@ -34,6 +34,7 @@ from everlong.activities.model_calls import (
     find_expired,
     write_summary,
 )
+from everlong.activities.notify import find_wanted, mark_quiet
 from everlong.activities.tool_calls import (
     ApprovalGate,
     ToolThreads,
@@ -85,6 +86,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.models.json_payloads import from_raw, to_raw
+from everlong.notify.sinks import Notify
 from everlong.policy import Policy
 from everlong.storage.context_store import ContextStore, write_message
 from everlong.storage.instrumented import Reads, count_reads
@@ -111,10 +113,12 @@ class AgentActivities:
         telemetry: Telemetry | None = None,
         resumes: RecentRuns[ResumeSummary] | None = None,
         live: LiveSender | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self._packs = packs
         self._agents = {each.name: each for agent in agents for each in agent.family}
         self._policy = policy or Policy()  # For agents without a policy of their own.
+        self._notify = notify
         self._tools = ToolThreads()
         telemetry = telemetry or Telemetry()
         self._recorder = StepRecorder(telemetry)
@@ -177,6 +181,7 @@ class AgentActivities:
             wanted_calls = await self._open_decisions().apply_grants(
                 call, agent, wanted_calls, message.tool_calls
             )
+            wanted_calls = mark_quiet(self._notify, agent.name, wanted_calls)
             now_ms = _now_ms()
             resumed = self._resumes.pop(activity.info().workflow_run_id or "") or ResumeSummary()
             context_bytes = compaction.measure_messages(messages)
@@ -207,6 +212,7 @@ class AgentActivities:
             time_ms=now_ms,
             attributes=self.has_attributes,
             resume_ms=resumed.ms,
+            notify=find_wanted(self._notify, agent.name),
         )
 
     async def run_tool(self, run: ToolRun) -> ToolResult:

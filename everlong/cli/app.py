@@ -39,6 +39,10 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "doctor",
             "Add Everlong's search attributes to the namespace.",
         ),
+        "notify": (
+            "notify",
+            "Send a test message to each sink of notifications, or list the sinks.",
+        ),
         "doctor": ("doctor", "Check the server, the store, the keys, the clocks and the workers."),
         "drain": ("doctor", "Count the runs that need the plugin, before you remove it."),
     },

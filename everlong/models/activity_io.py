@@ -92,6 +92,8 @@ class ModelTurn:
     """Whether the server has our search attributes."""
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
     """Duration of the run's last resume, if this worker did it; else 0."""
+    notify: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
+    """Events that sinks want of this agent's threads, as `notices.build_mask` returns them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,3 +82,13 @@ CARD_MEMO: Final = "everlong"
 
 FORK_MEMO: Final = "everlong.fork"
 """Key of the memo that holds where a fork began: a `ForkNote` without author and reason."""
+
+NOTIFIER_WORKFLOW: Final = "everlong.Notifier"
+NOTIFIER_ID: Final = "everlong-notifier-"
+"""Prefix of the notifier's workflow id, before the name of its task queue."""
+NOTIFY_SIGNAL: Final = "everlong.notify"
+"""From a thread to the notifier: events to deliver."""
+NOTIFY: Final = "everlong.notify"
+"""Activity of the notifier: delivers events to sinks."""
+START_NOTIFIER: Final = "everlong.start_notifier"
+"""Activity of a thread whose signal found no notifier: starts one, with the signal."""

@@ -18,6 +18,7 @@ from everlong.models.journal import (
     SegmentRef,
     SnapshotRef,
 )
+from everlong.models.notices import Notice
 from everlong.models.status import Status
 from everlong.models.tools import Call, SentTime
 from everlong.policy import LimitHit, Policy, Streaks
@@ -313,6 +314,12 @@ class ThreadState:
     """Start of the counts for a fork or a thread from an archive, in Unix milliseconds."""
     trend: tuple[tuple[int, int], ...] = ()
     """Samples of the size, as in `ThreadCard`."""
+    notify: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
+    """Events that sinks want of this thread, as `notices.build_mask` returns them."""
+    notices: Annotated[tuple[Notice, ...], Field(exclude_if=operator.not_)] = ()
+    """Events that the notifier does not have yet."""
+    warned: Annotated[tuple[str, ...], Field(exclude_if=operator.not_)] = ()
+    """Limits whose use has been reported, each with its bound."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,8 @@ class WantedCall:
     """Id of the grant that allows the call, so that no person is asked."""
     granted_by: Annotated[str, Field(exclude_if=operator.not_)] = ""
     """Name of the person who gave that grant."""
+    quiet: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether no sink is told of the call's approval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +295,8 @@ class Call:
     digest: str = ""
     """Digest of the tool's name and arguments."""
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
+    quiet: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether no sink is told of the call's approval."""
     waits: PendingApproval | None = None
     """The pending approval; None otherwise."""
     approved: bool = False

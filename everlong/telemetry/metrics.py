@@ -208,6 +208,13 @@ METRICS: Final = (
         ("error",),
     ),
     Metric(
+        "everlong.notifications",
+        "counter",
+        "{message}",
+        "Messages to sinks, by outcome: sent, failed (and tried again), given_up, dropped.",
+        ("sink", "outcome"),
+    ),
+    Metric(
         "everlong.sweep.duration",
         "histogram",
         "s",

@@ -15,9 +15,11 @@ from everlong.telemetry.spans import (
     CHAT,
     COMPACT,
     CONTINUE_AS_NEW,
+    DECISION,
     ERROR,
     EXECUTE_TOOL,
     INVOKE_AGENT,
+    NOTIFY,
     OFFLOAD,
     PROVIDER,
     RESUME,
@@ -129,6 +131,17 @@ SPANS: Final = (
         APPROVAL,
         "From when a person was asked to the decision, in the trace of the run that asked.",
         (f"{APPROVAL}.id", f"{APPROVAL}.decision", "gen_ai.tool.name"),
+    ),
+    SpanDescription(
+        NOTIFY,
+        "An event of a thread at its first delivery; of an approval, a child of its span.",
+        (f"{NOTIFY}.event",),
+    ),
+    SpanDescription(
+        DECISION,
+        "A decision from Slack, until the thread has it: a child of the approval's span, and the "
+        "parent of the act that follows.",
+        (f"{APPROVAL}.id",),
     ),
     SpanDescription(
         ARCHIVE,

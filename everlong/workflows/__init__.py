@@ -5,6 +5,7 @@ from typing import Final
 from everlong.workflows.agent import AgentWorkflow, VersionedAgentWorkflow
 from everlong.workflows.continue_as_new import should_continue_as_new
 from everlong.workflows.doctor import DoctorWorkflow, VersionedDoctorWorkflow
+from everlong.workflows.notifier import NotifierWorkflow, VersionedNotifierWorkflow
 from everlong.workflows.sweeper import SweeperWorkflow, VersionedSweeperWorkflow
 from everlong.workflows.thread import Thread
 
@@ -14,6 +15,7 @@ from everlong.workflows.thread import Thread
 VERSIONED: Final[dict[type, type]] = {
     AgentWorkflow: VersionedAgentWorkflow,
     DoctorWorkflow: VersionedDoctorWorkflow,
+    NotifierWorkflow: VersionedNotifierWorkflow,
     SweeperWorkflow: VersionedSweeperWorkflow,
 }
 """Classes that the plugin registers in place of the plain ones on a worker with worker versioning."""
@@ -22,6 +24,7 @@ __all__ = [
     "VERSIONED",
     "AgentWorkflow",
     "DoctorWorkflow",
+    "NotifierWorkflow",
     "SweeperWorkflow",
     "Thread",
     "should_continue_as_new",

@@ -210,6 +210,7 @@ class ActivityExecutor:
                 timeout=pause if deadline is None else min(pause, deadline),
             )
         thread.state = deadlines.apply_deadlines(thread.state, thread.now_ms())
+        thread.send_notices()
         return more
 
 

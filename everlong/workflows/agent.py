@@ -63,6 +63,7 @@ from everlong.models.names import LABEL_UPDATE, UNJOURNALLED_QUERY
 from everlong.models.state import Unjournalled, replace_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, deadlines, outcomes, transitions
+from everlong.workflows.notices import add_limit_notice
 from everlong.workflows.thread import DecisionNotApplied, Thread
 from everlong.workflows.visibility import (
     adopt_start_attributes,
@@ -131,6 +132,7 @@ class AgentWorkflow:
         await thread.keep_small()
         if thread.has_work and thread.state.pause is None and (hit := thread.limit()):
             self._apply_limit(hit)
+        thread.note_budgets()
         publish(thread)
 
     def _can_step(self) -> bool:
@@ -141,6 +143,7 @@ class AgentWorkflow:
         """Pause or end the thread, as the policy demands for this limit."""
         thread = self._thread
         thread.note(Kind.LIMIT, hit)
+        thread.state = add_limit_notice(thread.state, hit, thread.now_ms())
         if hit.action == "pause":
             pause = Pause(by="policy", reason=hit.reason, limit=hit)
             thread.state = replace_values(thread.state, pause=pause)
@@ -153,6 +156,7 @@ class AgentWorkflow:
     async def _wait(self) -> None:
         """Wait for work, a control request or a timer."""
         thread = self._thread
+        thread.send_notices()
         was_paused, policy = thread.state.pause is not None, thread.policy
 
         def should_wake() -> bool:
@@ -255,6 +259,7 @@ class AgentWorkflow:
             await self._roll()  # The store was down for long. The next run ends the thread.
         publish(thread, ended=True)
         await self._report()
+        await thread.finish_notices()
 
     # Sub-agents.
 
@@ -355,6 +360,8 @@ class AgentWorkflow:
             await self._thread.decide(decide, _get_update_id())
         except DecisionNotApplied as error:
             raise ApplicationError(str(error), type=DECISION_REFUSED, non_retryable=True) from None
+        if not self._is_leaving:  # Else the next run sends them.
+            self._thread.send_notices()
 
     @decide.validator
     def _validate_decide(self, decide: Decide) -> None:

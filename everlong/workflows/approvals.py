@@ -29,9 +29,11 @@ from everlong.models import (
     short_digest,
 )
 from everlong.models.grants import is_thread_grant
+from everlong.models.notices import Event
 from everlong.models.state import replace_values
 from everlong.models.tools import count_needed
 from everlong.workflows import transitions
+from everlong.workflows.notices import add_notice
 
 DEADLINE = "deadline"
 # Not a hexadecimal digit, so the number of an edit cannot be taken for a part of the digest before it.
@@ -94,6 +96,8 @@ def request(state: ThreadState, time_ms: int, wanted: Sequence[WantedCall] = ())
         )
         state = transitions.replace_call(state, replace_values(call, waits=waits))
         state = transitions.add_note(state, Kind.ASKED, _build_approval(call, waits), time_ms)
+        if not call.quiet:
+            state = add_notice(state, Event.ASKED, call.id, time_ms)
     return state
 
 
@@ -294,6 +298,8 @@ def _record_vote(
     )
     state = mark(state, decided.id + _VOTE, key)
     state = transitions.add_note(state, Kind.VOTED, voted, time_ms)
+    if is_edit and not call.quiet:  # Others have to approve arguments that they have not seen.
+        state = add_notice(state, Event.ASKED, next_id, time_ms)
     return transitions.replace_call(state, call)
 
 
@@ -332,7 +338,8 @@ def _escalate(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSta
     )
     state = transitions.replace_call(state, replace_values(call, waits=waits))
     decided = replace_values(_build_overdue(approval), escalated=True)
-    return transitions.add_note(state, Kind.DECIDED, decided, time_ms)
+    state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
+    return state if call.quiet else add_notice(state, Event.ESCALATED, approval.id, time_ms)
 
 
 def _record_decision(
@@ -346,6 +353,11 @@ def _record_decision(
     decided = replace_values(decided, asked_run=call.waits.asked_run if call.waits else None)
     state = mark(state, decided.id, key)
     state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
+    if not call.quiet:
+        text = "approved" if decided.approve else "denied"
+        state = add_notice(
+            state, Event.DECIDED, decided.id, time_ms, by=decided.by, text=text, tool=call.tool
+        )
     if decided.approve:
         approved = replace_values(call, waits=None, approved=True, sent=sent)
         return transitions.replace_call(state, approved)

@@ -26,10 +26,12 @@ from everlong.models import (
     make_printable,
     short_digest,
 )
+from everlong.models.notices import Event
 from everlong.models.state import replace_values
 from everlong.models.tools import UnknownCause
 from everlong.workflows import approvals, transitions
 from everlong.workflows.approvals import DEADLINE
+from everlong.workflows.notices import add_notice
 
 _REASONS = {
     "lost": "its worker was lost while it ran",
@@ -86,7 +88,12 @@ def ask(state: ThreadState, call: Call, cause: UnknownCause, time_ms: int) -> Th
         deadline_ms=None if seconds is None else time_ms + int(seconds * 1000),
     )
     state = transitions.replace_call(state, replace_values(call, unknown=unknown))
-    return transitions.add_note(state, Kind.OUTCOME_UNKNOWN, _build_outcome(call, unknown), time_ms)
+    state = transitions.add_note(
+        state, Kind.OUTCOME_UNKNOWN, _build_outcome(call, unknown), time_ms
+    )
+    if call.quiet:
+        return state
+    return add_notice(state, Event.OUTCOME_UNKNOWN, get_outcome_id(call), time_ms)
 
 
 def explain_refusal(state: ThreadState, resolve: Resolve, time_ms: int, key: str = "") -> str:
@@ -162,7 +169,8 @@ def _escalate(state: ThreadState, call: Call, late: Resolution, time_ms: int) ->
     deadline_ms = time_ms + int((call.options.deadline_seconds or 0.0) * 1000)
     unknown = call.unknown and replace_values(call.unknown, deadline_ms=deadline_ms, escalated=True)
     state = transitions.replace_call(state, replace_values(call, unknown=unknown))
-    return transitions.add_note(state, Kind.OUTCOME_RESOLVED, late, time_ms)
+    state = transitions.add_note(state, Kind.OUTCOME_RESOLVED, late, time_ms)
+    return state if call.quiet else add_notice(state, Event.OUTCOME_UNKNOWN, late.id, time_ms)
 
 
 def _record(

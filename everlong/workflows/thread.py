@@ -64,6 +64,7 @@ from everlong.workflows.activity_executor import (
     get_failure_type,
 )
 from everlong.workflows.continue_as_new import carry_into_next_run, measure_run
+from everlong.workflows.notices import NoticeOutbox, add_budget_notices
 from everlong.workflows.tool_calls import ToolRunner
 
 _MODEL: Final = build_retry_policy()
@@ -86,6 +87,7 @@ class Thread:
         self._changes = start.changes
         self._executor = ActivityExecutor(self)
         self._tools = ToolRunner(self, self._executor)
+        self._outbox = NoticeOutbox(self)
         # Only growth since the start counts: a start above the bound would end every run at once.
         self._first_bytes = workflow.info().get_current_history_size()
 
@@ -176,8 +178,11 @@ class Thread:
         If a step is held until the run should end, it is left as it is, and the next run continues it.
         So check `roll_reason` after each step.
         """
+        self.send_notices()
         with contextlib.suppress(StepAbandoned):
             await self._step()
+        if self.roll_reason() is None:  # Else the next run sends them.
+            self.send_notices()
 
     async def _step(self) -> None:
         if not self.state.in_turn:
@@ -362,6 +367,21 @@ class Thread:
         """Revoke a grant of the thread: calls that have not begun to run need an approval again."""
         self.state = grants.revoke(self.state, revoke, self.now_ms(), key)
 
+    # Notifications.
+
+    def note_budgets(self) -> None:
+        """Note which limits are nearly reached, for the notifier."""
+        usage = transitions.build_usage(self.state)
+        self.state = add_budget_notices(self.state, self.policy, usage, self.now_ms())
+
+    def send_notices(self) -> None:
+        """Begin to hand waiting notices to the notifier. Costs nothing if there are none."""
+        self._outbox.send()
+
+    async def finish_notices(self) -> None:
+        """Wait until the notifier has all notices, before the thread ends."""
+        await self._outbox.finish()
+
     # Size.
 
     def note(self, kind: Kind, data: object) -> None:
@@ -419,7 +439,8 @@ class Thread:
             return  # The store is down. The next run carries the entries that are not journalled.
         if self.state.compact_asked or self.state.compaction_due_ms is not None:
             await self.compact("asked" if self.state.compact_asked else "policy")
-        size_bytes = transitions.measure_state(self.state)
+        # Notices have a bound of their own.
+        size_bytes = transitions.measure_state(replace_values(self.state, notices=()))
         # Entries that arrived meanwhile and wait for the journal are no reason to end the thread.
         if size_bytes > limits.STATE_BYTES_MAX and not self.should_flush:
             raise LimitReached(

@@ -95,6 +95,7 @@ class ToolRunner:
                         errors[call_id] = error
                 if running:  # After the step the thread publishes anyway.
                     visibility.publish_status(self._thread)
+                    self._thread.send_notices()
         finally:
             for task in running.values():
                 task.cancel()
@@ -123,6 +124,7 @@ class ToolRunner:
             await workflow.wait_condition(has_changed, timeout=timeout)
         except TimeoutError:
             thread.state = deadlines.apply_deadlines(thread.state, thread.now_ms())
+            thread.send_notices()
 
     def take_report(self, report: Report) -> None:
         """Record the report of a sub-agent's thread, if a call waits for it."""

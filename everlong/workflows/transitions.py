@@ -202,6 +202,7 @@ def apply_reply(state: ThreadState, turn: ModelTurn) -> ThreadState:
                 preview=wanted.preview,
                 digest=wanted.digest,
                 options=wanted.options,
+                quiet=wanted.quiet,
             )
             for number, wanted in enumerate(turn.tool_calls, 1)
         ),
@@ -213,6 +214,7 @@ def apply_reply(state: ThreadState, turn: ModelTurn) -> ThreadState:
         acts_on=(),
         attributes=state.attributes or turn.attributes,
         resume_ms=turn.resume_ms or state.resume_ms,
+        notify=turn.notify,
     )
     if turn.evicted:
         change = MemoryChange(evicted=turn.evicted)

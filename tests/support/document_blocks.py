@@ -67,6 +67,7 @@ def read_blocks(page: str) -> Iterator[Block]:
 
 
 OWNERS: Final = {
+    "docs/how-to/notifications.md": "tests/unit/test_notify.py",
     "docs/how-to/test-your-agent.md": "tests/server/test_testing_kit.py",
     "docs/reference/wire-format.md": "tests/unit/test_wire_examples.py",
     "examples/": "tests/server/test_examples.py",

@@ -20,6 +20,7 @@ from everlong.client.time_travel import read_messages
 from everlong.client.updates import send as send_message
 from everlong.client.wait import wait_for_status
 from everlong.models import AGENT_WORKFLOW, Entry, Message, ThreadStatus
+from everlong.notify import Notify
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 
@@ -81,6 +82,7 @@ async def open_threads(
     inline_bytes_max: int = 16 * 1024,
     record_contents: bool = False,
     interceptors: Sequence[Interceptor] = (),
+    notify: Notify | None = None,
 ) -> AsyncIterator[Threads]:
     spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
     provider, meter_provider = TracerProvider(), MeterProvider([metrics])
@@ -92,6 +94,7 @@ async def open_threads(
         tracer_provider=provider,
         meter_provider=meter_provider,
         record_contents=record_contents,
+        notify=notify,
     )
     client = await Client.connect(address, plugins=[plugin], interceptors=interceptors)
     yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans, metrics)

@@ -133,7 +133,7 @@ def test_every_span_and_search_attribute_is_documented() -> None:
     names = [
         *(spans.RESUME, spans.ACT, spans.COMPACT, spans.OFFLOAD, spans.CONTINUE_AS_NEW),
         *(spans.APPROVAL, spans.INVOKE_AGENT, spans.CHAT, spans.EXECUTE_TOOL),
-        *(spans.ARCHIVE, spans.SWEEP),
+        *(spans.ARCHIVE, spans.SWEEP, spans.NOTIFY, spans.DECISION),
     ]
     for name in names:
         assert re.search(rf"^\| `{re.escape(name)}[` ]", OBSERVE, flags=re.MULTILINE), name
