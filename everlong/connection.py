@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -115,9 +116,11 @@ def _explain_failure(settings: Settings, error: Exception) -> EverlongError:
             "TEMPORAL_TLS=true or a client certificate (TEMPORAL_TLS_CLIENT_CERT_PATH, "
             f"TEMPORAL_TLS_CLIENT_KEY_PATH) that it accepts. ({reason})"
         )
+    # The libraries' texts nest errors as Rust prints them: the innermost one says it.
+    inner = re.findall(r'message: "([^"]+)"', text)
     return ServerUnreachable(
         f"no Temporal server answers at {address}. Start one with `everlong dev`, or set "
-        f"TEMPORAL_ADDRESS. ({reason})"
+        f"TEMPORAL_ADDRESS. ({make_printable(inner[-1], 200) if inner else reason})"
     )
 
 

@@ -187,6 +187,9 @@ class ThreadError(EverlongError):
 class ThreadNotFound(ThreadError):
     """The namespace has no thread with this id."""
 
+    thread_id: str = ""
+    """The id, where a similar one may have been meant: the command suggests the nearest."""
+
 
 class ThreadEnded(ThreadError):
     """The thread has ended and accepts nothing more. Its journal stays, and can be forked."""

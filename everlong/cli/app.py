@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import everlong
 from everlong.cli.help import describe_param, format_rows
 from everlong.cli.usage import USAGE_ERROR, explain_usage
-from everlong.errors import ConfigError, EverlongError, quote, suggest
+from everlong.errors import ConfigError, EverlongError, ThreadNotFound, quote, suggest
 
 GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "START HERE": {
@@ -192,7 +192,7 @@ def execute(arguments: Sequence[str]) -> int:
         _print_error("the command was not confirmed; nothing was changed")
         return 1
     except EverlongError as error:
-        _print_error(str(error))
+        _print_error(_explain(error))
         return error.exit_code
     except Exception as error:
         if not isinstance(error, USAGE_ERROR):
@@ -214,6 +214,16 @@ def run() -> NoReturn:
     # Everything is closed by now. Skip the interpreter's shutdown: the SDK's native threads have
     # crashed it, and tools that hang would block it.
     os._exit(code)
+
+
+def _explain(error: EverlongError) -> str:
+    """Return the message of an error; below that of an unknown thread, the nearest one that exists."""
+    if not isinstance(error, ThreadNotFound) or not error.thread_id:
+        return str(error)
+    # Imported here: no other error needs the options.
+    from everlong.cli.options import suggest_thread
+
+    return f"{error}\n{suggest_thread(error.thread_id)}"
 
 
 def _print_error(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from everlong.errors import ConfigError
+from everlong.errors import ConfigError, suggest
 from everlong.models.thread_ids import check_id, is_new_id
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ def complete_thread_id(incomplete: str) -> list[str]:
         return asyncio.run(_list_ids(incomplete))
     except Exception:  # noqa: BLE001 - an error message would land in the line that the user types.
         return []
+
+
+def suggest_thread(thread_id: str) -> str:
+    """Return a line with the nearest id of a thread, and where to look; it asks the server once."""
+    hint = suggest(thread_id, complete_thread_id(""))
+    return f"{hint} List all with: everlong threads".strip()
 
 
 async def _list_ids(incomplete: str) -> list[str]:

@@ -250,4 +250,4 @@ def _read_interval(text: str) -> float:
     try:
         return parse_seconds(text)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"--every: {error}, or off to remove the schedule") from None

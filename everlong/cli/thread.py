@@ -24,6 +24,7 @@ from everlong.cli.output import (
     print_lines,
 )
 from everlong.cli.values import duration, whole_number
+from everlong.client.errors import explain_unreadable
 from everlong.client.lookup import RUNS_MAX
 from everlong.client.progress import ThreadProgress
 from everlong.client.thread import ThreadHandle
@@ -271,15 +272,16 @@ async def _journal(
     since = max(1, upto - _JOURNAL_ENTRIES + 1) if first is None else first
     if first is not None and first > upto:
         raise EntryNotFound(
-            f"the journal of thread {thread_id!r} has no entries from {first} to {last or last_seq}: "
-            f"its last entry is {last_seq}"
+            f"the journal of thread {thread_id!r} has no entries from {first} on"
+            f"{f' to {last}' if last else ''}: its last entry is {last_seq}"
         )
     found = _read_entries(past.journal, status.head, since, upto, whole=as_json)
-    if as_json:
-        await print_json_items(_list_entry_fields(*each) async for each in found)
-        return
-    async for each in found:
-        print_lines([format_entry(*each)])
+    with explain_unreadable(thread_id):
+        if as_json:
+            await print_json_items(_list_entry_fields(*each) async for each in found)
+            return
+        async for each in found:
+            print_lines([format_entry(*each)])
     more = f", {status.tail_entries} more are not journalled yet" if status.tail_entries else ""
     if past.archive is not None:
         more = f", from archive {past.archive.archive_id}"

@@ -41,8 +41,13 @@ _WHAT: Final[dict[type[ThreadError], str]] = {
     DecisionRefused: "the decision",
     ControlRefused: "the change",
 }
-# pydantic's additions for programmers: types, inputs, and a link.
-_FOR_PROGRAMMERS: Final = re.compile(r"\[type=.*?\](?=\n|$)|For further information visit \S+")
+# pydantic's additions for programmers: the title, types, inputs, and a link.
+_FOR_PROGRAMMERS: Final = re.compile(
+    r"^\d+ validation errors? for .*$|\[type=.*?\]$|For further information visit \S+$",
+    re.MULTILINE,
+)
+# A field's name stands on a line of its own, and what is wrong with it is indented below.
+_FIELD: Final = re.compile(r"^(\S+)\n +(?:Value error, )?", re.MULTILINE)
 
 
 @contextlib.contextmanager
@@ -95,16 +100,23 @@ def translate_rpc_error(error: RPCError, thread_id: str) -> EverlongError:
     if is_closed(error):
         return make_ended_error(thread_id)
     if error.status == RPCStatusCode.NOT_FOUND:
-        return ThreadNotFound(
+        missing = ThreadNotFound(
             f"there is no running thread {thread_id!r} in this namespace. Start it with: "
             f"everlong send {quote_id(thread_id)} 'hello' --agent NAME"
         )
+        missing.thread_id = thread_id
+        return missing
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
         message = make_printable(error.message, 200)
         if "search attribute" in error.message:
             return SetupRefused(
                 f"the server does not have our search attributes ({message}). Add them with: "
                 "everlong setup"
+            )
+        if "RunId" in error.message:
+            return ThreadNotFound(
+                f"that is no run of thread {thread_id!r}. List its runs: everlong runs "
+                f"{quote_id(thread_id)}"
             )
         return ThreadNotFound(f"the Temporal server does not take that for a thread: {message}")
     if error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED):
@@ -141,5 +153,7 @@ def check_argument(refused: type[ThreadError], make: Callable[[], T]) -> T:
 
 
 def clean_reason(text: str) -> str:
-    """Return a validator's message on one line, without pydantic's types, inputs and links."""
-    return " ".join(_FOR_PROGRAMMERS.sub("", text).split())
+    """Return a validator's message on one line, as `field: problem`, without pydantic's additions."""
+    lines = _FIELD.sub(r"\1: ", _FOR_PROGRAMMERS.sub("", text)).splitlines()
+    joined = "; ".join(line.strip() for line in lines if line.strip())
+    return " ".join(joined.replace("Input should be", "must be").split())

@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from temporalio.client import Client
 
-from everlong.errors import QueryRefused
+from everlong.errors import QueryRefused, suggest
 from everlong.queries import sandbox_main
 from everlong.queries.sources import ReadBounds, SourceReader
 from everlong.queries.statement import FILL_SECONDS, PARSE_SECONDS, TOO_COMPLEX
-from everlong.queries.views import Needs
+from everlong.queries.views import TABLES, Needs
 from everlong.storage.pack_store import PackStore
 
 if TYPE_CHECKING:
@@ -296,7 +297,19 @@ class SandboxedStatement:
             ),
             "filling": f"the query's data does not fit ({message}). {_LESS}",
         }
-        raise QueryRefused(reasons.get(str(why), f"the query failed: {message}"))
+        raise QueryRefused(reasons.get(str(why), _describe_failure(message)))
+
+
+def _describe_failure(message: str) -> str:
+    """Return the text for a statement that DuckDB refused; it names the nearest column."""
+    unknown = re.search(r'column "([^"]+)" not found', message)
+    if unknown is None:
+        return f"the query failed: {message}"
+    columns = sorted({name for table in TABLES.values() for name in table})
+    return (
+        f"no column is named {unknown[1][:60]!r}.{suggest(unknown[1], columns)} Columns: "
+        f"{', '.join(columns)}"
+    )
 
 
 @contextlib.asynccontextmanager

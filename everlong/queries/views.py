@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from everlong.errors import QueryRefused
+from everlong.errors import QueryRefused, suggest
 
 ENTRIES: Final = {
     "thread_id": "VARCHAR",
@@ -164,4 +164,5 @@ def find_named_query(name: str) -> NamedQuery:
         if each.name == name:
             return each
     names = ", ".join(each.name for each in LIBRARY)
-    raise QueryRefused(f"there is no query {name!r} in the library; there are: {names}")
+    hint = suggest(name, [each.name for each in LIBRARY])
+    raise QueryRefused(f"there is no query {name!r} in the library.{hint} It has: {names}")

@@ -40,5 +40,9 @@ def open_store(url: str) -> BlobStore:
         from everlong.storage.buckets import open_bucket
 
         return open_bucket(url)
+    if not parts.scheme and url.startswith("/"):
+        raise UnknownStoreScheme(
+            f"the store is a path, and not a URL. Write it as file://{parts.path}"
+        )
     # The rest of the URL may hold credentials, so only the scheme is quoted.
     raise UnknownStoreScheme(f"unknown store scheme {parts.scheme!r}. Use {_FORMS}")

@@ -348,7 +348,8 @@ class AgentWorkflow:
             )
         if message.agent and message.agent != self._thread.agent:
             raise ValueError(
-                f"this thread runs agent {self._thread.agent!r}, not {message.agent!r}"
+                f"this thread runs agent {self._thread.agent!r}, not {message.agent!r}. Name that "
+                "agent or none, or choose another id for a new thread"
             )
         if reason := self._thread.explain_message_refusal(_add_id(message)):
             raise ValueError(reason)

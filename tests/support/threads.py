@@ -83,6 +83,7 @@ async def open_threads(
     record_contents: bool = False,
     interceptors: Sequence[Interceptor] = (),
     notify: Notify | None = None,
+    namespace: str = "default",
 ) -> AsyncIterator[Threads]:
     spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
     provider, meter_provider = TracerProvider(), MeterProvider([metrics])
@@ -96,7 +97,9 @@ async def open_threads(
         record_contents=record_contents,
         notify=notify,
     )
-    client = await Client.connect(address, plugins=[plugin], interceptors=interceptors)
+    client = await Client.connect(
+        address, namespace=namespace, plugins=[plugin], interceptors=interceptors
+    )
     yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans, metrics)
     provider.shutdown()
     meter_provider.shutdown()

@@ -57,6 +57,7 @@ WRONG_USES: Final = (
     _use("show", "osp-7"),
     _use("send", "ops-8", "hi"),
     _use("send", "ops-7", "hi", "--agent", "opz"),
+    _use("send", "ops-10", "hi", "--agent", "opz", "--timeout", "5s"),
     _use("send", "ops-7", ""),
     _use("send", "ops-3", "hi"),
     _use("journal", "ops-7", "--from", "99"),

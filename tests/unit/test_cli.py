@@ -521,6 +521,34 @@ def test_version_and_help_import_no_command_and_no_client(option: str) -> None:
     ]
 
 
+def test_a_list_of_threads_imports_no_worker_and_no_server(tmp_path: Path) -> None:
+    """Modules and not seconds, which depend on load: 800 of them take half a second of CPU."""
+    code = (
+        "import os, sys; from everlong.cli.app import execute; execute(['threads'])\n"
+        "print(*sys.modules)"
+    )
+    env = {
+        **os.environ,
+        "TEMPORAL_ADDRESS": "127.0.0.1:1",
+        "TEMPORAL_CONFIG_FILE": os.devnull,
+        "EVERLONG_STORE": tmp_path.as_uri(),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert result.stderr.startswith("error: no Temporal server answers"), "it has tried to connect"
+    modules = set(result.stdout.split())
+    heavy = {"fastapi", "uvicorn", "duckdb", "pyarrow", "obstore", "boto3", "pydantic_ai"}
+    ours = {"everlong.workflows", "everlong.activities", "everlong.worker", "everlong.plugin"}
+    assert modules.isdisjoint(heavy | ours)
+    assert len(modules) < 850
+
+
 @pytest.mark.parametrize("command", ["query", "sweep", "threads"])
 def test_only_the_root_installs_completion(command: str) -> None:
     assert "install-completion" not in CliRunner().invoke(app, [command, "--help"]).output
