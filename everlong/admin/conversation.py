@@ -215,15 +215,15 @@ async def load_conversation(
     held = await _load_unjournalled(client, found) if is_open_end else None
     head = held.head if held is not None else found.head
     newest_seq = seq_after(head) - 1
-    first_seq, last_seq = _choose_range(newest_seq, before, after, first)
+    first_seq, last_seq = choose_range(newest_seq, before, after, first)
     entries: list[Entry] = []
     if head is not None and first_seq <= last_seq:
         entries = await found.journal.read(head, first_seq, last_seq)
-    entries = _cut_to_groups(entries, newest_seq)
+    entries = cut_to_groups(entries, newest_seq)
     messages, problem = await _load_messages(found, entries)
-    items = _Builder(held).build(entries, messages, problem)
+    items = build_items(entries, messages, held, problem)
     if runs is not None:
-        items = _insert_rolls(items, await _load_rolls(client, found, entries, newest_seq, runs))
+        items = insert_rolls(items, await _load_rolls(client, found, entries, newest_seq, runs))
     return ConversationPage(
         thread_id=thread_id,
         items=tuple(items),
@@ -250,9 +250,10 @@ async def load_call_arguments(
     raise EntryNotFound(f"entry {seq} of thread {thread_id!r} has no tool call {number}")
 
 
-def _choose_range(
+def choose_range(
     newest_seq: int, before: int | None, after: int | None, first: int | None
 ) -> tuple[int, int]:
+    """Return the seqs of the first and the last entry to read for a page."""
     if after is not None:
         return after + 1, min(newest_seq, after + PAGE_ENTRIES)
     if first is not None:
@@ -261,7 +262,7 @@ def _choose_range(
     return max(1, last_seq - PAGE_ENTRIES + 1), last_seq
 
 
-def _cut_to_groups(entries: Sequence[Entry], newest_seq: int) -> list[Entry]:
+def cut_to_groups(entries: Sequence[Entry], newest_seq: int) -> list[Entry]:
     """Drop incomplete groups at both ends of a page, so that the neighbouring page has them whole.
 
     A page without the beginning of a group stays as it is.
@@ -311,6 +312,19 @@ def _needs_message(entry: Entry) -> bool:
     if entry.kind == Kind.TOOL_RESULT:
         return entry.ref is None or not entry.ref.preview
     return entry.kind in MESSAGE_KINDS
+
+
+def build_items(
+    entries: Sequence[Entry],
+    messages: Mapping[int, Message],
+    held: Unjournalled | None = None,
+    problem: str = "",
+) -> list[Item]:
+    """Return the items of journalled entries, and of what the thread holds after them.
+
+    `messages` are those of the entries by seq, and `problem` is why some are missing.
+    """
+    return _Builder(held).build(entries, messages, problem)
 
 
 class _Builder:
@@ -578,7 +592,7 @@ async def _load_rolls(
     return [start for start in starts if start > forked_ms][1:]
 
 
-def _insert_rolls(items: Sequence[Item], starts: Sequence[int]) -> list[Item]:
+def insert_rolls(items: Sequence[Item], starts: Sequence[int]) -> list[Item]:
     """Return the items with a mark where a run began."""
     found: list[Item] = []
     left = deque(starts)

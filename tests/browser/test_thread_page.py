@@ -182,6 +182,25 @@ async def test_a_failed_turn_is_sent_again_and_a_draft_is_kept(stage: Stage, pag
     await expect(page.get_by_role("button", name="Send the message again")).to_have_count(1)
 
 
+async def test_a_sub_agents_conversation_opens_in_place_with_links_both_ways(
+    stage: Stage, page: Page
+) -> None:
+    await stage.send_and_wait("boss-1", "delegate it")
+    await page.goto("/threads/boss-1")
+    call = page.locator("[data-key='2'] details.call")
+    await call.locator("summary").first.click()
+    await call.get_by_text("Conversation of the sub-agent").click()
+    await expect(call.locator(".nested .turn.reply")).to_contain_text("helper heard it")
+    await expect(call.locator(".nested .md strong")).to_have_text("helper")
+    await check_page(page)
+    await shoot(page, "thread-sub-agent", whole=False)
+    await page.locator("[data-key='2'] .sub a").click()
+    await expect(page.get_by_role("heading", level=1)).to_contain_text("boss-1/helper-")
+    await expect(page.get_by_role("button", name="Send", exact=True)).to_have_count(0)
+    await page.get_by_role("link", name="boss-1", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("boss-1")
+
+
 async def test_a_thread_page_fits_390_pixels(stage: Stage, thread_url: str) -> None:
     async with open_page(stage, width=390, height=844) as page:
         await page.goto(thread_url)

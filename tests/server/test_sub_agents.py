@@ -77,6 +77,8 @@ async def test_a_sub_agents_answer_is_the_result_of_the_call(drive: Drive) -> No
             "do it",
             "helper heard do it",
         ]
+        [result] = await thread.entries(Kind.TOOL_RESULT)
+        assert result.data == {"thread_id": child.thread_id}
         await child.check()
 
 

@@ -47,17 +47,25 @@ def script(turn: Sequence[Message]) -> Reply:
     if word in ("read", "tick") and done < int(rest):
         name, field = ("read_page", "page") if word == "read" else ("tick", "minute")
         return Reply(tool_calls=(call(done, name, **{field: done}),), tokens=1200, cost_usd=0.003)
-    if word in ("restart", "remember", "long") and not done:
+    if word in ("restart", "remember", "long", "delegate") and not done:
         wanted = {
             "restart": call(0, "restart", service=rest),
             "remember": call(0, "remember", key="note", text=rest),
             "long": call(0, "long_report"),
+            "delegate": call(0, "helper", request=rest),
         }
         return Reply(tool_calls=(wanted[word],), tokens=300, cost_usd=0.001)
     answer = results(turn)[0][:80] if results(turn) else f"you said {turn[0].text[:40]}"
     return Reply(text=answer, tokens=200, cost_usd=0.001)
 
 
+helper = Agent(
+    name="helper",
+    model=ScriptedModel(lambda turn: Reply(text=f"**helper** heard {turn[0].text}", tokens=50)),
+    description="Helps.",
+)
+
+
 def agent(name: str = "ops", policy: Policy | None = None) -> Agent:
-    tools = [restart, read_page, tick, long_report]
+    tools = [restart, read_page, tick, long_report, helper]
     return Agent(name=name, model=ScriptedModel(script), tools=tools, policy=policy or Policy())
