@@ -51,11 +51,21 @@ _RUNS_MAX: Final = 50
 _INTERVALS_MAX: Final = 256
 _STARTS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.FAILURE, Kind.FORK})
 """Kinds that begin a group: the entries after it, up to the next of them, belong to it."""
-# An approval's id: the seq of its reply, the number of the call in it, and the call's digest.
-_APPROVAL_ID: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-[0-9a-f]+")
+# Begin of the id of an approval or an unknown outcome: the seq of its reply, and the number of the call.
+_PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-")
+_EVENTS: Final = frozenset(
+    {Kind.ASKED, Kind.DECIDED, Kind.VOTED, Kind.OUTCOME_UNKNOWN, Kind.OUTCOME_RESOLVED}
+)
+"""Kinds of entries that tell of one call."""
+_CAUSES: Final[Mapping[str, str]] = {
+    "lost": "its worker was lost while it ran",
+    "timeout": "it did not end in its time",
+    "unsaved": "it ended, and its result was lost",
+    "unclear": "the tool could not tell",
+}
 _ERROR: Final = "error: "
 
-CallState: TypeAlias = Literal["done", "failed", "waits", "running", "unknown"]
+CallState: TypeAlias = Literal["done", "failed", "waits", "outcome", "running", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,8 +101,11 @@ class ShownCall:
     tool: str
     arguments: str
     """Beginning of the arguments."""
+    place: str
+    """The reply's seq and the number: the begin of the ids of its approval and its unknown outcome."""
     state: CallState
-    """`unknown` if the page has no result and the thread does not work on it."""
+    """`waits` for an approval; `outcome` if it is not known whether it took effect; `unknown` if the
+    page has no result and the thread does not work on it."""
     result_seq: int | None = None
     """Seq of the result; None if it is not journalled."""
     result: str = ""
@@ -102,10 +115,8 @@ class ShownCall:
     """Time of the result."""
     child_id: str = ""
     """Thread of the sub-agent that answers the call."""
-    approval_id: str = ""
-    """Id of the pending approval."""
     events: tuple[Mark, ...] = ()
-    """Requests and decisions of its approval."""
+    """Requests and decisions of people."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,8 +158,10 @@ class ConversationPage:
     """Why newer entries may be missing: no worker answers for the thread. Empty otherwise."""
     is_gone: bool = False
     """Whether the server has no history of the thread, so that all of this is from its archive."""
-    pending: tuple[str, ...] = ()
-    """Ids of the pending approvals, on a page that ends with the newest entry."""
+    approvals: int = 0
+    """Number of pending approvals, on a page that ends with the newest entry."""
+    outcomes: int = 0
+    """Number of calls whose outcome is unknown, on such a page."""
 
     @property
     def is_newest(self) -> bool:
@@ -232,7 +245,8 @@ async def load_conversation(
         newest_seq=newest_seq,
         unavailable=found.unavailable,
         is_gone=found.archive is not None,
-        pending=tuple(call.id for call in held.calls if call.waits) if held else (),
+        approvals=sum(call.waits is not None for call in held.calls) if held else 0,
+        outcomes=sum(call.unknown is not None for call in held.calls) if held else 0,
     )
 
 
@@ -440,11 +454,11 @@ class _CallTable:
             if entry.kind == Kind.REPLY:
                 reply_seq, done = entry.seq, 0
                 if message := texts.get(entry.seq):
-                    self._calls[entry.seq] = list(_build_calls(message))
+                    self._calls[entry.seq] = list(_build_calls(entry.seq, message))
             elif entry.kind == Kind.TOOL_RESULT:
                 self._take_result(reply_seq, done, entry, texts.get(entry.seq))
                 done += 1
-            elif entry.kind in (Kind.ASKED, Kind.DECIDED):
+            elif entry.kind in _EVENTS:
                 self._take_event(entry)
         for call in open_calls:
             self._apply_open_call(call)
@@ -505,24 +519,33 @@ class _CallTable:
                 time_ms=entry.time_ms,
             )
         elif call.waits is not None:
-            shown = dataclasses.replace(shown, state="waits", approval_id=call.id)
+            shown = dataclasses.replace(shown, state="waits")
+        elif call.unknown is not None:
+            shown = dataclasses.replace(shown, state="outcome")
         else:
             shown = dataclasses.replace(shown, state="running")
         self._calls[seq][index] = shown
 
-    def _find(self, approval_id: str) -> tuple[int, int] | None:
+    def _find(self, call_id: str) -> tuple[int, int] | None:
         """Return the reply and the position of a call that has such an id, if the page has it."""
-        found = _APPROVAL_ID.fullmatch(approval_id)
+        found = _PLACE.match(call_id)
         if found is None:
             return None
         seq, index = int(found[1]), int(found[2]) - 1
         return (seq, index) if index < len(self._calls.get(seq, ())) else None
 
 
-def _build_calls(message: Message) -> Iterable[ShownCall]:
+def find_place(call_id: str) -> str:
+    """Return the place of a call from the id of its approval or its unknown outcome."""
+    found = _PLACE.match(call_id)
+    return f"{found[1]}-{found[2]}" if found else ""
+
+
+def _build_calls(seq: int, message: Message) -> Iterable[ShownCall]:
     for number, call in enumerate(message.tool_calls, 1):
         yield ShownCall(
             number=number,
+            place=f"{seq}-{number}",
             tool=call.tool,
             arguments=shorten_line(call.arguments[: 2 * _ARGUMENTS_PREVIEW_CHARS])[
                 :_ARGUMENTS_PREVIEW_CHARS
@@ -545,14 +568,30 @@ def _build_mark(entry: Entry, *, is_entry: bool) -> Mark:
 
 
 def _describe_event(entry: Entry) -> str:
-    """Return what happened to a call's approval. The call is shown with it."""
+    """Return what people decided about a call. The call is shown with it."""
     data = entry.data or {}
-    if entry.kind == Kind.ASKED:
-        return "approval asked for"
+    by = f" by {data['by']}" if data.get("by") else ""
+    reason = f": {data['reason']}" if data.get("reason") else ""
+    changed = f" with changed arguments {data['arguments']}" if data.get("edit") else ""
+    match entry.kind:
+        case Kind.ASKED:
+            return "approval asked for"
+        case Kind.VOTED:
+            return f"approved{by}{changed}, {data['votes']} of {data['needed']}{reason}"
+        case Kind.OUTCOME_UNKNOWN:
+            return f"outcome unknown: {describe_cause(str(data.get('cause', '')))}"
     if data.get("escalated"):
         return "escalated: no decision came in time"
-    reason = f": {data['reason']}" if data.get("reason") else ""
-    return f"{'approved' if data.get('approve') else 'denied'} by {data.get('by', '')}{reason}"
+    if entry.kind == Kind.OUTCOME_RESOLVED:
+        return f"resolved as {str(data.get('outcome', '')).replace('_', ' ')}{by}{reason}"
+    if data.get("grant"):
+        return f"allowed by a grant of {data.get('by', '')}"
+    return f"{'approved' if data.get('approve') else 'denied'}{by}{changed}{reason}"
+
+
+def describe_cause(cause: str) -> str:
+    """Return why it is not known whether a call took effect."""
+    return _CAUSES.get(cause, cause)
 
 
 def _get_preview(entry: Entry) -> str:

@@ -69,6 +69,48 @@ async def test_a_denial_gives_the_model_the_reason(stage: Stage, page: Page) -> 
     assert await read_decisions(stage, "deny-1") == [(False, "bob", "not now")]
 
 
+async def test_a_call_is_approved_in_its_conversation_with_edited_arguments(
+    stage: Stage, page: Page
+) -> None:
+    await stage.send("edit-1", "restart billing")
+    await stage.wait_until_listed("edit-1", "approval")
+    await page.goto("/threads/edit-1")
+    card = page.get_by_role("article", name="Approval of restart")
+    await card.get_by_text("Edit the arguments").click()
+    field = card.get_by_label("Arguments to run restart of edit-1")
+    await field.fill('{"service": ')
+    approve = card.get_by_role("button", name="Approve with these arguments")
+    await approve.click()
+    await expect(card.get_by_role("alert")).to_contain_text("The arguments are not JSON")
+    await field.fill('{"service": "search", "region": "eu-central-1"}')
+    await check_page(page)
+    await shoot(page, "thread-approval", whole=False)
+    await approve.click()
+    await expect(card).to_have_count(0)
+    await expect(page.locator("[data-key='2']")).to_contain_text("search is up in eu-central-1")
+    await expect(page.locator("[data-key='2']")).to_contain_text("with changed arguments")
+
+
+async def test_an_unknown_outcome_is_resolved_in_its_conversation(stage: Stage, page: Page) -> None:
+    await stage.send("unknown-1", "charge acme")
+    await stage.wait_until_listed("unknown-1", "approval")
+    await page.goto("/approvals")
+    card = page.get_by_role("article", name="Unknown outcome of charge")
+    await expect(card).to_contain_text("Idempotency key")
+    await check_page(page)
+    await shoot(page, "approvals-outcome")
+    await page.goto("/threads/unknown-1")
+    await expect(page.get_by_text("whether a call took effect")).to_be_visible()
+    await check_page(page)
+    await shoot(page, "thread-outcome", whole=False)
+    await card.get_by_label("Result of charge").fill("charged 12 EUR")
+    await card.get_by_role("button", name="It was done").click()
+    await expect(card).to_have_count(0)
+    call = page.locator("[data-key='2']")
+    await expect(call).to_contain_text("resolved as done by")
+    await expect(call).to_contain_text("charged 12 EUR")
+
+
 @pytest.mark.full
 async def test_each_field_keeps_a_unique_label_as_approvals_come_and_go(
     stage: Stage, page: Page

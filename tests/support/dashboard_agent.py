@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from everlong import Agent, Policy, Reply, tool
+from everlong import Agent, OutcomeUnknown, Policy, Reply, Tool, tool
 from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.testing import ScriptedModel, workload
@@ -32,6 +32,12 @@ async def tick(minute: int) -> str:
     return f"tick {minute} " + "x" * 2000
 
 
+@tool(effects="once")
+def charge(customer: str) -> str:
+    """Charge a customer: whether it did cannot be known."""
+    raise OutcomeUnknown("the bank did not answer")
+
+
 @tool
 def long_report() -> str:
     """Return more than a page shows at once."""
@@ -47,11 +53,12 @@ def script(turn: Sequence[Message]) -> Reply:
     if word in ("read", "tick") and done < int(rest):
         name, field = ("read_page", "page") if word == "read" else ("tick", "minute")
         return Reply(tool_calls=(call(done, name, **{field: done}),), tokens=1200, cost_usd=0.003)
-    if word in ("restart", "remember", "long", "delegate") and not done:
+    if word in ("restart", "remember", "long", "delegate", "charge") and not done:
         wanted = {
             "restart": call(0, "restart", service=rest),
             "remember": call(0, "remember", key="note", text=rest),
             "long": call(0, "long_report"),
+            "charge": call(0, "charge", customer=rest),
             "delegate": call(0, "helper", request=rest),
         }
         return Reply(tool_calls=(wanted[word],), tokens=300, cost_usd=0.001)
@@ -67,5 +74,5 @@ helper = Agent(
 
 
 def agent(name: str = "ops", policy: Policy | None = None) -> Agent:
-    tools = [restart, read_page, tick, long_report, helper]
+    tools: list[Tool | Agent] = [restart, read_page, tick, long_report, helper, charge]
     return Agent(name=name, model=ScriptedModel(script), tools=tools, policy=policy or Policy())

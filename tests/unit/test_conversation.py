@@ -15,6 +15,7 @@ from everlong.admin.conversation import (
     build_items,
     choose_range,
     cut_to_groups,
+    find_place,
     insert_rolls,
 )
 from everlong.models import (
@@ -159,7 +160,7 @@ def test_what_the_journal_does_not_have_yet_follows_it() -> None:
     assert [call.state for call in calls] == ["done", "waits", "running", "done"]
     assert [call.result_seq for call in calls] == [None] * 4
     assert [call.child_id for call in calls] == ["", "", "ops-7/helper-2", "ops-7/helper-1"]
-    assert calls[1].approval_id == "2-2-bbbb"
+    assert calls[1].place == find_place("2-2-bbbb-r1") == "2-2"
     tail, queued = turn(items[2]), turn(items[3])
     assert (tail.key, tail.is_journalled, tail.body.text) == ("3", False, "and this")
     assert (queued.key, queued.number, queued.by) == ("queued-3", 3, "ann")

@@ -1,10 +1,11 @@
-"""The approvals page: pending calls, oldest first, with the context for a decision."""
+"""The approvals page: calls that wait for a person, oldest first, with the context for a decision."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin.approvals import list_approvals
+from everlong.admin.approvals import list_approvals, list_outcomes
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.layout import Layout, make_etag
 
@@ -16,11 +17,20 @@ def create_router(layout: Layout) -> APIRouter:
 
     async def build_values(request: Request) -> dict[str, Any]:
         thread_id = request.query_params.get("thread", "")
-        found = await list_approvals(await context.client(), context.packs)
-        # A link from a thread's page lists that thread's calls first.
-        chosen = sorted(found.waiting, key=lambda each: each.thread_id != thread_id)
+        client = await context.client()
+        found, unknown = await asyncio.gather(
+            list_approvals(client, context.packs), list_outcomes(client, context.packs)
+        )
         values = await layout.build_values(request, "approvals")
-        return values | {"found": found, "waiting_list": chosen}
+        return values | {
+            "found": found,
+            "unknown": unknown,
+            # A link to a thread's calls lists them first.
+            "waiting_list": sorted(found.waiting, key=lambda each: each.thread_id != thread_id),
+            "outcomes_list": sorted(unknown.waiting, key=lambda each: each.thread_id != thread_id),
+            # The cards name their thread in the title, and an id would not be unique.
+            "is_nested": True,
+        }
 
     @router.get("/approvals")
     async def approvals(request: Request) -> Response:

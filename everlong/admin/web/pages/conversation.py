@@ -6,10 +6,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from everlong.admin.approvals import WaitingApproval, list_thread_approvals
+from everlong.admin.approvals import (
+    WaitingApproval,
+    WaitingOutcome,
+    list_thread_approvals,
+    list_thread_outcomes,
+)
 from everlong.admin.conversation import (
     ConversationPage,
     Turn,
+    find_place,
     load_call_arguments,
     load_conversation,
 )
@@ -49,15 +55,13 @@ async def build_conversation(
     ]
     # Not in the event loop: a page of long replies takes a second.
     await asyncio.to_thread(lambda: [render_markdown(text) for text in texts])
-    waiting, problem = await _load_waiting(context, talk)
+    waiting = await _load_waiting(context, talk)
     quoted = filters.quote_query(thread_id)
     return {
         "talk": talk,
         "thread_id": thread_id,
         "is_nested": is_nested,
-        "waiting_by_id": {each.approval.id: each for each in waiting},
-        "unplaced": _find_unplaced(talk, waiting),
-        "approvals_problem": problem,
+        **waiting,
         "talk_url": f"/fragments/conversation?id={quoted}",
         "body_url": f"/fragments/body?id={quoted}",
         "call_url": f"/fragments/call?id={quoted}",
@@ -65,27 +69,30 @@ async def build_conversation(
     }
 
 
-async def _load_waiting(
-    context: AppContext, talk: ConversationPage
-) -> tuple[Sequence[WaitingApproval], str]:
-    """Return the approvals that a page's calls wait for, and why they cannot be shown."""
-    if not talk.pending:
-        return (), ""
+async def _load_waiting(context: AppContext, talk: ConversationPage) -> dict[str, Any]:
+    """Return the approvals and the unknown outcomes of the page's calls, by the place of the call."""
+    client, packs = await context.client(), context.packs
+    approvals: Sequence[WaitingApproval] = ()
+    outcomes: Sequence[WaitingOutcome] = ()
+    problem = ""
     try:
-        found = await list_thread_approvals(await context.client(), context.packs, talk.thread_id)
+        if talk.approvals:
+            approvals = await list_thread_approvals(client, packs, talk.thread_id)
+        if talk.outcomes:
+            outcomes = await list_thread_outcomes(client, packs, talk.thread_id)
     except EverlongError as error:
-        return (), f"The pending approvals cannot be shown: {error}"
-    return found, ""
-
-
-def _find_unplaced(
-    talk: ConversationPage, waiting: Sequence[WaitingApproval]
-) -> list[WaitingApproval]:
-    """Return the approvals whose reply is not on the page."""
-    placed = {
-        call.approval_id for item in talk.items if isinstance(item, Turn) for call in item.calls
+        problem = f"The calls that wait for a person cannot be shown: {error}"
+    by_place = {find_place(each.approval.id): each for each in approvals}
+    outcomes_by_place = {find_place(each.outcome.id): each for each in outcomes}
+    shown = {call.place for item in talk.items if isinstance(item, Turn) for call in item.calls}
+    return {
+        "approvals": by_place,
+        "outcomes": outcomes_by_place,
+        # Their reply is not on the page: they follow the newest entry.
+        "unplaced_approvals": [each for at, each in by_place.items() if at not in shown],
+        "unplaced_outcomes": [each for at, each in outcomes_by_place.items() if at not in shown],
+        "waiting_problem": problem,
     }
-    return [each for each in waiting if each.approval.id not in placed]
 
 
 def _find_again(talk: ConversationPage, *, is_nested: bool) -> dict[str, Any]:

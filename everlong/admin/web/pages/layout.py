@@ -16,6 +16,7 @@ import jinja2
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from everlong.admin.conversation import describe_cause
 from everlong.admin.web.auth import User
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import charts, filters
@@ -44,6 +45,7 @@ def make_environment() -> jinja2.Environment:
         took=filters.format_ms,
         growth=filters.format_growth,
         cost=filters.format_cost,
+        cause=describe_cause,
         exact=filters.format_iso_time,
         clock=filters.format_utc_time,
         gauge_value=filters.format_gauge,

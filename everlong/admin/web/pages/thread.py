@@ -28,6 +28,7 @@ from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.format import format_count
 from everlong.models import Pause, Status, ThreadStatus
+from everlong.models.status import OUTCOME
 from everlong.policy import LimitHit
 from everlong.policy.policy import LIMITS
 
@@ -351,6 +352,11 @@ _TERMINATED = {
     "failed": "Its workflow failed, so the journal may lack its last step.",
     "timed_out": "Its workflow timed out, so the journal may lack its last step.",
 }
+# Whether an unknown outcome waits -> what a thread in the state `approval` waits for.
+_WAITS_FOR = {
+    False: "A person has to decide before it continues.",
+    True: "A person has to say whether a call took effect: it is not known.",
+}
 _HELD_ADVICE = "Nothing is lost. Fix the cause, and it continues by itself."
 _FORK_ADVICE = "Fork it from any entry to continue in a new thread."
 
@@ -403,9 +409,7 @@ def _explain_open(status: ThreadStatus) -> Explanation:
             )
         case Status.APPROVAL:
             return Explanation(
-                "A person has to decide before it continues.",
-                "The call is in the conversation.",
-                "warn",
+                _WAITS_FOR[status.reason == OUTCOME], "The call is in the conversation.", "warn"
             )
         case Status.PAUSED:
             return _explain_paused(status.pause)

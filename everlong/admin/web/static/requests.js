@@ -2,14 +2,14 @@
 
 const JOB_MS = 1000;
 
-// Sends a change. Returns the JSON of the response, or throws an Error with a message for people.
+// Sends a change: an object, or JSON. Returns the JSON of the response, or throws an Error with a message for people.
 export async function send(url, body, { signal } = {}) {
   let response;
   try {
     response = await fetch(url, {
       method: "POST",
       headers: { "Content-Type": "application/json", Accept: "application/json" },
-      body: JSON.stringify(body),
+      body: typeof body === "string" ? body : JSON.stringify(body),
       signal,
     });
   } catch (error) {
