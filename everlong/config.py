@@ -7,6 +7,7 @@ The connection to Temporal comes from the SDK's own environment configuration (`
 import dataclasses
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ EMBEDDED_NAMESPACE: Final = "default"
 LOOPBACK: Final = "127.0.0.1"
 METRICS_PORT_DEFAULT: Final = 9464
 _PORT_MAX: Final = 65_535
+_URL_CHARS_MAX: Final = 100
 # The name that OpenTelemetry's GenAI conventions define.
 _CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
@@ -101,7 +103,8 @@ class Settings:
     temporal_ui: str
     """`EVERLONG_TEMPORAL_UI`: URL of the Temporal UI, for links to runs."""
     live_url: str
-    """`EVERLONG_LIVE_URL`: URL of the admin server that workers send live output to. Empty: off."""
+    """`EVERLONG_LIVE_URL`: URL of the admin server for live output: workers send it there, and
+    `everlong chat` and `everlong send --follow` read it. Empty: off."""
     live_token: str = dataclasses.field(repr=False)
     """`EVERLONG_LIVE_TOKEN`: token of that server; for a worker, of a user with the role worker."""
     temporal: ClientConnectConfig = dataclasses.field(repr=False)
@@ -167,6 +170,22 @@ def build_store_url(data_dir: Path) -> str:
 
 def _find_dev_store(data_dir: Path) -> str:
     return build_store_url(data_dir) if (data_dir / "blobs").is_dir() else ""
+
+
+def get_dev_live_file(data_dir: Path) -> Path:
+    """Return the file in which a running `everlong dev` names its dashboard."""
+    return data_dir / "live-url"
+
+
+def read_dev_live_url(data_dir: Path) -> str:
+    """Return the URL of the dashboard of a running `everlong dev`; empty if there is none."""
+    try:
+        with get_dev_live_file(data_dir).open(encoding="ascii") as file:
+            url = file.read(_URL_CHARS_MAX)
+    except (OSError, UnicodeDecodeError):
+        return ""
+    # A directory may come from anywhere: only this machine is read from.
+    return url if re.fullmatch(rf"http://{re.escape(LOOPBACK)}:[0-9]{{1,5}}", url) else ""
 
 
 def require_store(settings: Settings) -> str:

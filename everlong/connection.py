@@ -13,7 +13,13 @@ from temporalio.converter import DataConverter, PayloadCodec
 from everlong import limits
 from everlong.client_plugin import ClientPlugin
 from everlong.codecs.composition import ExplainingPayloadConverter
-from everlong.config import Settings, copy_environment, require_metrics_host, require_store
+from everlong.config import (
+    Settings,
+    copy_environment,
+    read_dev_live_url,
+    require_metrics_host,
+    require_store,
+)
 from everlong.errors import ConfigError, EverlongError, ServerUnreachable
 from everlong.live.models import LiveServer
 from everlong.models import make_printable
@@ -129,6 +135,14 @@ def get_live_server(settings: Settings) -> LiveServer | None:
     if not settings.live_url:
         return None
     return LiveServer(url=settings.live_url, token=settings.live_token)
+
+
+def find_live_server(settings: Settings) -> LiveServer | None:
+    """Return the server that a command reads live output from: as configured, or of `everlong dev`."""
+    found = get_live_server(settings)
+    if found is None and (url := read_dev_live_url(settings.data_dir)):
+        found = LiveServer(url=url)
+    return found
 
 
 def open_configured_packs(

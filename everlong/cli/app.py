@@ -48,6 +48,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "TALK AND LOOK": {
         "send": ("thread", "Send a message to a thread and print the answer."),
+        "chat": ("chat", "Talk to a thread at the terminal, and decide on approvals there."),
         "threads": ("threads", "List threads: status, sizes, growth, costs, approvals."),
         "show": ("thread", "Show a thread's status, counters and sizes, now or in the past."),
         "journal": ("thread", "List the entries of a thread's journal."),

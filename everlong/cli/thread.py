@@ -2,13 +2,20 @@
 
 import asyncio
 import dataclasses
+import functools
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
 
+from everlong.cli.conversation import (
+    AnswerFollower,
+    ConversationPrinter,
+    find_last_seq,
+    follow_live,
+)
 from everlong.cli.help import Commands
 from everlong.cli.options import By, Cursor, Json, ThreadId, resolve_name
 from everlong.cli.output import (
@@ -30,7 +37,7 @@ from everlong.client.progress import ThreadProgress
 from everlong.client.thread import ThreadHandle
 from everlong.client.wait import SCAN_ENTRIES
 from everlong.config import Settings, load_settings
-from everlong.connection import connect, open_configured_packs
+from everlong.connection import connect, find_live_server, open_configured_packs
 from everlong.console import err, out, print_table, sanitise
 from everlong.errors import ConfigError, EntryNotFound
 from everlong.format import format_bytes, shorten_line, summarise_message
@@ -70,6 +77,14 @@ def send(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return once the message is queued.")
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Print the conversation until the answer, live if there is live output. Into a pipe, "
+            "standard output gets the answer alone.",
+        ),
+    ] = False,
     timeout: Annotated[
         float,
         typer.Option(
@@ -88,11 +103,16 @@ def send(
         everlong send ops-7 'Why is checkout slow?' --agent ops
         everlong send ops-7 'Why is checkout slow?' --agent ops --label team=payments
         everlong send ops-7 'And now?' --timeout 10m
+        everlong send ops-7 'And now?' --follow
         everlong send ops-7 - --no-wait < report.txt
 
     """
     if text == "-":
         text = sys.stdin.buffer.read().decode(errors="replace")
+    if follow and no_wait:
+        raise ConfigError(
+            "--follow waits for the answer, and --no-wait does not. Give one of them."
+        )
     seconds_max = 0.0 if no_wait else timeout
     if label and not agent:
         raise ConfigError(
@@ -100,7 +120,9 @@ def send(
             f"everlong label {quote_id(thread_id)} {' '.join(label)}"
         )
     sender = _resolve_sender(by)
-    asyncio.run(_send(load_settings(), thread_id, text, agent, sender, seconds_max, label or []))
+    asyncio.run(
+        _send(load_settings(), thread_id, text, agent, sender, seconds_max, label or [], follow)
+    )
 
 
 @commands.command()
@@ -178,6 +200,7 @@ async def _send(
     by: str,
     seconds_max: float,
     labels: Sequence[str],
+    follows: bool,
 ) -> None:
     thread = ThreadHandle(
         await connect(settings),
@@ -193,7 +216,13 @@ async def _send(
             err.print(sanitise(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
         printed[:] = [text]
 
-    number = await thread.send(text, agent=agent, by=by, on_wait=print_wait, labels=labels)
+    send = functools.partial(
+        thread.send, text, agent=agent, by=by, on_wait=print_wait, labels=labels
+    )
+    if follows:
+        await _follow(settings, thread, text, send, seconds_max)
+        return
+    number = await send()
     queued = f"message {number} is queued"
     if not seconds_max:
         print_lines([f"{queued} on thread {show_id(thread_id)}"])
@@ -208,6 +237,25 @@ async def _send(
             on_wait=print_wait,
         )
     out.print(sanitise(answer), markup=False, soft_wrap=True)
+
+
+async def _follow(
+    settings: Settings,
+    thread: ThreadHandle,
+    text: str,
+    send: Callable[[], Awaitable[int]],
+    seconds_max: float,
+) -> None:
+    """Send a message, and print the conversation from there until the answer."""
+    # A program that reads a pipe gets the answer alone.
+    console = out if out.is_terminal else err
+    # Before the message is sent: its reply may begin, and end, at once.
+    printer = ConversationPrinter(console, await find_last_seq(thread))
+    printer.expect(text)
+    async with follow_live(find_live_server(settings), thread, printer):
+        answer = await AnswerFollower(thread, printer).wait(await send(), seconds_max)
+    if console is not out:
+        out.print(sanitise(answer), markup=False, soft_wrap=True)
 
 
 def _describe_progress(thread_id: str, progress: ThreadProgress) -> str:

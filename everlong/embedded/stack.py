@@ -11,7 +11,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from everlong.config import Settings, build_embedded_environment, point_to_embedded
+from everlong.config import (
+    Settings,
+    build_embedded_environment,
+    get_dev_live_file,
+    point_to_embedded,
+)
 from everlong.embedded.process import ManagedProcess
 from everlong.embedded.server import (
     LOOPBACK,
@@ -96,6 +101,10 @@ class EmbeddedStack:
             report("dashboard", None)
             await codec_server.wait_for_output(CODEC_SERVER_READY, _READY_SECONDS_MAX)
             report("dashboard", time.monotonic() - started)
+            if live:
+                live_file = get_dev_live_file(data_dir)
+                live_file.write_text(settings.live_url, encoding="ascii")
+                cleanup.callback(live_file.unlink, missing_ok=True)
             report("worker", None)
             try:
                 await stack._wait_for_worker()

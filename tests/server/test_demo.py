@@ -1,11 +1,6 @@
 """`everlong demo` with a user at the terminal: it waits for a decision in the dashboard."""
 
 import json
-import os
-import pty
-import re
-import select
-import subprocess
 import sys
 import time
 import urllib.request
@@ -14,47 +9,7 @@ from pathlib import Path
 import pytest
 
 from everlong.embedded.server import find_free_port
-
-
-class Terminal:
-    """A terminal that runs one command and keeps its output."""
-
-    def __init__(self, command: list[str], cwd: Path) -> None:
-        self._end, end = pty.openpty()
-        self.process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, cwd=cwd)
-        os.close(end)
-        self.printed = ""
-
-    def wait_for(self, pattern: str, seconds: float = 120) -> re.Match[str]:
-        deadline = time.monotonic() + seconds
-        while not (found := re.search(pattern, self.printed)):
-            assert time.monotonic() < deadline, self.printed
-            assert self._read(), self.printed
-        return found
-
-    def _read(self) -> bool:
-        """Take in what was printed within a second; return whether the command may print more."""
-        if not select.select([self._end], [], [], 1)[0]:
-            return True
-        try:
-            self.printed += os.read(self._end, 65536).decode(errors="replace")
-        except OSError:  # The command has ended.
-            return False
-        return True
-
-    def enter(self) -> None:
-        os.write(self._end, b"\n")
-
-    def ended(self, seconds: float = 60) -> int:
-        deadline = time.monotonic() + seconds
-        while self._read() and time.monotonic() < deadline:
-            pass
-        return self.process.wait(max(1.0, deadline - time.monotonic()))
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._end)
+from tests.support.pseudo_terminal import PseudoTerminal
 
 
 def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
@@ -69,9 +24,8 @@ def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
 def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) -> None:
     ports = ["--port", str(find_free_port()), "--ui-port", str(find_free_port())]
     command = [sys.executable, "-m", "everlong", "demo", "--data-dir", str(tmp_path / "d"), *ports]
-    terminal = Terminal(command, tmp_path)
-    try:
-        url = terminal.wait_for(r"Dashboard: +(http://127\.0\.0\.1:\d+)")[1]
+    with PseudoTerminal(command, tmp_path) as terminal:
+        url = terminal.wait_for(r"Dashboard: +(http://127\.0\.0\.1:\d+)", 120)[1]
         thread_id = terminal.wait_for(r"Thread: +(demo-\w+)")[1]
         terminal.wait_for(rf"Decide in the dashboard(.|\s)+{url}/approvals")
         deadline = time.monotonic() + 90  # Visibility is a second or so behind.
@@ -88,8 +42,6 @@ def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) 
         rows = call(f"{url}/api/v1/threads")["rows"]
         assert isinstance(rows, list)
         assert {row["thread_id"] for row in rows} == {thread_id, f"{thread_id}-runaway"}
-        terminal.enter()
-        assert terminal.ended() == 0, terminal.printed
+        terminal.type("\n")
+        assert terminal.wait_for_end() == 0, terminal.printed
         assert "Checked:" in terminal.printed
-    finally:
-        terminal.close()

@@ -294,6 +294,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "embedded",
             "errors",
             "limits",
+            "live",
             "models",
             "notify",
             "policy",
@@ -341,6 +342,7 @@ VENDORS = {
     "storage/packs": {"zstandard"},
     "storage/buckets": {"obstore"},
     "storage/aws": {"obstore", "botocore"},
+    "cli/terminal": {"prompt_toolkit"},
 }
 
 
