@@ -112,12 +112,8 @@ def summarise_note(entry: Entry) -> str:
     """Return the text of an entry that is not a message."""
     data = entry.data or {}
     match entry.kind:
-        case Kind.ASKED:
-            return f"{data['id']} {data['tool']} {data['arguments']}"
-        case Kind.DECIDED:
-            verdict = "approved" if data["approve"] else "denied"
-            verdict = "escalated" if data.get("escalated") else verdict
-            return f"{data['id']} {verdict} {_format_author(data)}"
+        case Kind.ASKED | Kind.VOTED | Kind.DECIDED | Kind.OUTCOME_UNKNOWN | Kind.OUTCOME_RESOLVED:
+            return _summarise_decision(entry.kind, data)
         case Kind.MEMORY:
             return _format_memory(data)
         case Kind.COMPACTION:
@@ -164,6 +160,35 @@ def _format_changes(data: dict[str, Any]) -> str:
 def _format_author(data: dict[str, Any]) -> str:
     by = f"by {data['by']}" if data.get("by") else ""
     return f"{by}: {data['reason']}" if data.get("reason") else by
+
+
+def _summarise_decision(kind: Kind, data: dict[str, Any]) -> str:
+    """Return the text of an entry about a call that waits for people."""
+    match kind:
+        case Kind.ASKED:
+            return f"{data['id']} {data['tool']} {data['arguments']}"
+        case Kind.DECIDED:
+            verdict = "approved" if data["approve"] else "denied"
+            verdict = "escalated" if data.get("escalated") else verdict
+            return f"{data['id']} {verdict}{_format_how(data)} {_format_author(data)}"
+        case Kind.VOTED:
+            votes = f"{data['votes']} of {data['needed']}"
+            return f"{data['id']} approved, {votes}{_format_how(data)} {_format_author(data)}"
+        case Kind.OUTCOME_UNKNOWN:
+            return f"{data['id']} {data['tool']} {data['arguments']}: {data['cause']}"
+        case _:
+            said = "escalated" if data.get("escalated") else data["outcome"].replace("_", " ")
+            result = f" {data['result']}" if data.get("result") else ""
+            return f"{data['id']} {said}{result} {_format_author(data)}"
+
+
+def _format_how(data: dict[str, Any]) -> str:
+    """Return how a call was approved: by a grant, by several people, with changed arguments."""
+    edit = f" with {data['arguments']}" if data.get("edit") else ""
+    grant = f" by grant {data['grant']}" if data.get("grant") else ""
+    names = data["votes"] if isinstance(data.get("votes"), list | tuple) else ()
+    others = f" with {', '.join(names[:-1])}" if len(names) > 1 else ""
+    return f"{edit}{grant}{others}"
 
 
 def _format_memory(data: dict[str, Any]) -> str:

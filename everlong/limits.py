@@ -128,9 +128,9 @@ EXTENTS_GROUP: Final = 8
 # Operational state is an argument of every continue-as-new. 64 KiB is 1/32 of the server's 2 MB payload
 # limit, and small enough for a person to read.
 STATE_BYTES_MAX: Final = 64 * KIB
-# While the store is down, the state also holds the entries that are not journalled yet: requests,
+# While the store is down, the state also holds the entries that are not journalled yet: requests, votes,
 # escalations and decisions of the approvals of one reply. A test checks this bound, no code does.
-STATE_HELD_BYTES_MAX: Final = 144 * KIB
+STATE_HELD_BYTES_MAX: Final = 176 * KIB
 
 # Unread messages wait in operational state, so their size and number are bounded. Both are counted as
 # JSON, in which a control character takes six bytes. A longer message waits as a ref.
@@ -138,8 +138,9 @@ MESSAGE_BYTES_MAX: Final = 8 * KIB
 INBOX_BYTES_MAX: Final = 12 * KIB
 
 # The calls of one reply wait in operational state until all of them have a result. At four bytes a
-# character a call with its options takes up to 1.2 KiB while it waits for a person, and 2.2 with its
-# result and a fact: 20 take 44. With a full inbox, 4 KiB of tail and 2 of the rest that is 62 of 64.
+# character a call with its options takes up to 1.4 KiB while it waits for a person, with the key of its
+# attempt and changed arguments, and 2.2 with its result and a fact: 20 take 44. With a full inbox, 4 KiB
+# of tail, 2 of grants, 1 of votes and 1 of the rest that is 64.
 TOOL_CALLS_MAX: Final = 20
 CALL_NAME_CHARS_MAX: Final = 64
 CALL_PREVIEW_CHARS_MAX: Final = 100
@@ -158,6 +159,9 @@ APPROVALS_NEEDED_MAX: Final = 8
 APPROVAL_RULES_MAX: Final = 16
 # Votes of all calls that wait, as JSON: a vote with a name of 20 characters takes 50 bytes.
 VOTES_BYTES_MAX: Final = KIB
+# Entries without a message that are not journalled yet, while the store is down. With more of them no
+# vote is taken: each person may vote with a reason, and again after an escalation.
+VOTE_NOTES_BYTES_MAX: Final = 32 * KIB
 # Grants of a thread, as JSON: one takes 150 bytes, or 250 with the beginning of its arguments.
 GRANTS_BYTES_MAX: Final = 2 * KIB
 # Grants of an agent. A model call that needs an approval lists them, and reads those that this process

@@ -64,6 +64,13 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "approvals": ("approvals", "List the tool calls that wait for approval."),
         "approve": ("approvals", "Approve a tool call, so that it runs."),
         "deny": ("approvals", "Deny a tool call; the model is told so, with the reason."),
+        "grants": ("grants", "List what needs no approval any more."),
+        "revoke-grant": ("grants", "Revoke a grant: its calls need an approval again."),
+        "outcomes": (
+            "outcomes",
+            "List the calls of which it is not known whether they took effect.",
+        ),
+        "resolve": ("outcomes", "Say what became of such a call: done, not done, or try again."),
         "limits": ("control", "Show the limits of a thread, or change them while it runs."),
         "label": ("control", "Show the labels of a thread, or change them."),
         "pause": ("control", "Pause a thread: it takes no more steps until it is unpaused."),

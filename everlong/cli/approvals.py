@@ -1,12 +1,14 @@
 """Commands for approvals: list the pending tool calls, and decide on them."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 from temporalio.client import Client
 
+from everlong import limits
 from everlong.admin.approvals import list_approvals
 from everlong.cli.help import Commands
 from everlong.cli.options import (
@@ -15,6 +17,8 @@ from everlong.cli.options import (
     OptionalThreadId,
     Reason,
     ThreadId,
+    Yes,
+    confirm,
     resolve_name,
     run_with_client,
 )
@@ -22,9 +26,9 @@ from everlong.cli.output import format_approval, format_arguments, print_json, p
 from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
-from everlong.errors import DecisionRefused, suggest
-from everlong.format import shorten_line
-from everlong.models import Approval
+from everlong.errors import ConfigError, DecisionRefused, suggest
+from everlong.format import format_duration, parse_duration, shorten_line
+from everlong.models import Always, Approval
 from everlong.models.thread_ids import quote_id, show_id
 
 commands = Commands()
@@ -95,18 +99,91 @@ async def _list_all(client: Client, as_json: bool) -> None:
 
 @commands.command()
 def approve(
-    thread_id: ThreadId, approval_id: ApprovalId = None, by: By = "", reason: Reason = ""
+    thread_id: ThreadId,
+    approval_id: ApprovalId = None,
+    arguments: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON", help="Run the call with these arguments, which are all of them."
+        ),
+    ] = "",
+    always: Annotated[
+        Literal["tool", "arguments"] | None,
+        typer.Option(
+            help="Allow later calls too: all of the tool, or those with the same arguments."
+        ),
+    ] = None,
+    scope: Annotated[
+        Literal["thread", "agent"],
+        typer.Option(help="With --always: for this thread, or for all threads of its agent."),
+    ] = "thread",
+    lasting: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="DURATION",
+            help="With --always: for how long, as in 30m, 8h, 7d; by default until it is revoked.",
+        ),
+    ] = "",
+    by: By = "",
+    reason: Reason = "",
+    yes: Yes = False,
 ) -> None:
     """Approve a tool call, so that it runs.
 
-    The id may be left out if one call of the thread waits.
+    The id may be left out if one call of the thread waits. With --always, the command says what it
+    allows, and asks before it does.
 
     Examples:
         everlong approve ops-7 --reason 'traffic is drained'
-        everlong approve ops-7 12-1-5f0c
+        everlong approve ops-7 12-1-5f0c --arguments '{"service": "staging-api"}'
+        everlong approve ops-7 --always tool --for 8h
 
     """
-    _decide(thread_id, approval_id, "approve", by, reason)
+    if always is None and (lasting or scope != "thread"):
+        raise ConfigError("--for and --scope have no effect without --always tool|arguments")
+    wanted = None if always is None else _build_always(always, scope, lasting)
+    changed = _parse_arguments(arguments) if arguments else None
+    _decide(
+        thread_id, approval_id, "approve", by, reason, arguments=changed, always=wanted, yes=yes
+    )
+
+
+def _build_always(
+    match: Literal["tool", "arguments"], scope: Literal["thread", "agent"], lasting: str
+) -> Always:
+    try:
+        seconds = parse_duration(lasting) if lasting else None
+    except ValueError as error:
+        raise ConfigError(f"--for: {error}") from None
+    if seconds is not None and not 0 < seconds <= limits.GRANT_SECONDS_MAX:
+        days = limits.GRANT_SECONDS_MAX / (24 * 3600)
+        raise ConfigError(f"--for must be over 0 and at most {days:.0f} days, not {lasting!r}")
+    return Always(match=match, scope=scope, seconds=seconds)
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--arguments is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--arguments must be a JSON object, with a name for each argument")
+    return found
+
+
+def _describe_always(always: Always, approval: Approval, thread_id: str) -> str:
+    """Return what a grant would allow."""
+    calls = f"every call of {approval.tool}"
+    if always.match == "arguments":
+        calls += f" with the arguments {shorten_line(approval.arguments)}"
+    place = f"thread {show_id(thread_id)}"
+    if always.scope == "agent":
+        place = f"all threads of the agent of thread {show_id(thread_id)}"
+    until = "until it is revoked"
+    if always.seconds is not None:
+        until = f"for {format_duration(always.seconds)}"
+    return f"This approves the call, and lets {calls} in {place} run without an approval, {until}."
 
 
 @commands.command()
@@ -125,14 +202,35 @@ def deny(
     _decide(thread_id, approval_id, "deny", by, reason)
 
 
-def _decide(thread_id: str, approval_id: str | None, verb: Verb, by: str, reason: str) -> None:
+def _decide(
+    thread_id: str,
+    approval_id: str | None,
+    verb: Verb,
+    by: str,
+    reason: str,
+    *,
+    arguments: dict[str, Any] | None = None,
+    always: Always | None = None,
+    yes: bool = False,
+) -> None:
     name = resolve_name(by)
 
     async def work(client: Client) -> None:
         thread = ThreadHandle(client, thread_id)
-        chosen = approval_id or choose_only(thread_id, await thread.approvals(), verb)
+        listed = await thread.approvals() if always or not approval_id else []
+        chosen = approval_id or choose_only(thread_id, listed, verb)
+        found = next((each for each in listed if each.id == chosen), None)
+        if always is not None and found is not None:
+            confirm(_describe_always(always, found, thread_id), yes=yes)
         try:
-            await thread.decide(chosen, approve=verb == "approve", by=name, reason=reason)
+            await thread.decide(
+                chosen,
+                approve=verb == "approve",
+                by=name,
+                reason=reason,
+                arguments=arguments,
+                always=always,
+            )
         except DecisionRefused as error:
             waiting = await thread.approvals()
             if chosen in [each.id for each in waiting]:
@@ -142,7 +240,14 @@ def _decide(thread_id: str, approval_id: str | None, verb: Verb, by: str, reason
                 f"{error}.{hint} See what waits: everlong approvals {quote_id(thread_id)}"
             ) from error
         verdict = "approved" if verb == "approve" else "denied"
-        print_lines([f"{chosen} on thread {show_id(thread_id)} is {verdict}, by {name}"])
+        changed = " with other arguments" if arguments is not None else ""
+        print_lines([f"{chosen} on thread {show_id(thread_id)} is {verdict}{changed}, by {name}"])
+        if verb == "approve" and found is not None and len(found.votes) + 1 < found.needed:
+            print_lines([f"it needs {found.needed} approvals: see everlong approvals"])
+        if always is not None:
+            print_lines(
+                [f"see, and revoke, what is allowed: everlong grants {quote_id(thread_id)}"]
+            )
 
     run_with_client(work)
 

@@ -9,7 +9,7 @@ import dataclasses
 import datetime
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -40,12 +40,14 @@ if TYPE_CHECKING:
         Counters,
         Entry,
         Fact,
+        Grant,
         Message,
         Retry,
         Status,
         ThreadCard,
         ThreadStatus,
         Totals,
+        UnknownOutcome,
     )
 
 _ARGUMENTS_BYTES_MAX = 4096
@@ -220,7 +222,38 @@ def format_approval(approval: Approval) -> str:
         text += f", {what} at {format_time(approval.deadline_ms)}"
     if approval.approvers:
         text += f", for {' or '.join(approval.approvers)}"
+    if approval.needed > 1:
+        given = f" ({', '.join(each.by for each in approval.votes)})" if approval.votes else ""
+        text += f", {len(approval.votes)} of {approval.needed} approvals{given}"
     return f"{text}, escalated" if approval.escalated else text
+
+
+def format_outcome(outcome: UnknownOutcome) -> str:
+    """Return a line about a call whose outcome is unknown."""
+    text = f"{outcome.id}  {outcome.tool} {outcome.arguments}  {_CAUSES[outcome.cause]}"
+    text += f", since {format_time(outcome.asked_ms)}, idempotency key {outcome.idempotency_key}"
+    if outcome.deadline_ms is not None:
+        text += f", until {format_time(outcome.deadline_ms)}"
+    return f"{text}, for {' or '.join(outcome.approvers)}" if outcome.approvers else text
+
+
+_CAUSES: Final[Mapping[str, str]] = {
+    "lost": "worker lost",
+    "timeout": "timed out",
+    "unsaved": "result lost",
+    "unclear": "the tool could not tell",
+}
+
+
+def format_grant(grant: Grant) -> str:
+    """Return a line about a grant."""
+    calls = (
+        f"{grant.tool} {grant.arguments}" if grant.arguments else f"{grant.tool} (any arguments)"
+    )
+    place = f"agent {grant.agent}" if grant.agent else f"thread {show_id(grant.thread_id)}"
+    until = "" if grant.expires_ms is None else f", until {format_time(grant.expires_ms)}"
+    since = format_time(grant.granted_ms)
+    return f"{grant.id}  {calls}  in {place}, by {grant.by} at {since}{until}"
 
 
 def format_arguments(arguments: str) -> str:

@@ -27,6 +27,8 @@ from everlong.models import (
     HELD,
     PAUSE_SIGNAL,
     REPORT_SIGNAL,
+    RESOLVE_UPDATE,
+    REVOKE_GRANT_UPDATE,
     RUN_TOOL,
     SEND_UPDATE,
     STOP_SIGNAL,
@@ -35,6 +37,7 @@ from everlong.models import (
     Append,
     AppendResult,
     Brief,
+    Call,
     CallOptions,
     CallStatus,
     Collect,
@@ -45,7 +48,10 @@ from everlong.models import (
     ModelCall,
     ModelTurn,
     Pause,
+    PendingApproval,
     Report,
+    Resolve,
+    RevokeGrant,
     SegmentRef,
     SendMessage,
     Status,
@@ -58,8 +64,16 @@ from everlong.models import (
     make_printable,
     seq_after,
 )
+from everlong.models.names import CALL_NOT_FOUND
 from everlong.models.search_attributes import REASON, STATUS
 from everlong.models.status import read_end
+from everlong.models.tools import (
+    add_edit,
+    count_needed,
+    get_approval_id,
+    get_outcome_id,
+    remove_edit,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +184,10 @@ class _Wait:
     escalated: bool = False
     is_asked: bool = True
     """False until the workflow task that asks has completed: the deadline counts from its time."""
+    votes: set[str] = dataclasses.field(default_factory=set)
+    """Names of those who have approved so far."""
+    edits: int = 0
+    """How often the arguments were changed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,11 +276,11 @@ class Tracker:
         self._failed_seq = None if state.failed_turn is None else state.failed_turn.seq
         self._in_turn, self._inbox = state.in_turn, len(state.inbox)
         self._received = tuple(each.id for each in state.received)
-        self._waits: dict[str, _Wait] = {
-            call.id: _Wait(call.options, call.waits.deadline_ms, call.waits.escalated)
-            for call in state.calls
-            if call.waits is not None
-        }
+        self._waits: dict[str, _Wait] = dict(map(_build_wait, filter(_is_waiting, state.calls)))
+        self._once = {call.call_id: call.options for call in state.calls if call.options.once}
+        """Options of the calls whose effect must not happen twice."""
+        self._revoked: set[str] = set()
+        """Grants that were revoked in this run."""
         self._children = {
             call.child_id for call in state.calls if call.child_id and not call.report
         }
@@ -391,8 +409,23 @@ class Tracker:
             call = await self._identify(closed)
             self._troubles.append(_Trouble(closed.activity.type, call, Status.HELD, text))
             return
+        if await self._ask_outcome(closed, failure):
+            return
         self._count_call(closed.activity.type)
         self._tool_calls += closed.activity.type == BRIEF
+
+    async def _ask_outcome(self, closed: _Open, failure: Failure) -> bool:
+        """Note that a call waits for a person's word what became of it; false for other calls."""
+        if (
+            closed.activity.type != RUN_TOOL
+            or failure.application_failure_info.type == CALL_NOT_FOUND
+        ):
+            return False
+        run: ToolRun = await self._decode(closed.payloads, ToolRun, closed.activity)
+        if run.outcome_id and (options := self._once.get(run.call_id)) is not None:
+            self._waits[run.outcome_id] = _Wait(options, is_asked=False)
+            return True
+        return False
 
     async def _on_activity_canceled(self, _: HistoryEvent, attributes: Any) -> None:
         await self._forget(self._open.pop(attributes.scheduled_event_id, _UNKNOWN))
@@ -440,8 +473,10 @@ class Tracker:
             self._end_turn(seq)
             self._in_turn = False
         self._tools = sum(not each.options.agent for each in turn.tool_calls)
+        self._once = {each.call_id: each.options for each in turn.tool_calls if each.options.once}
         for number, wanted in enumerate(turn.tool_calls, 1):
-            if wanted.options.needs_approval:
+            is_granted = wanted.grant and wanted.grant not in self._revoked
+            if wanted.options.needs_approval and not is_granted:
                 wait = _Wait(wanted.options, is_asked=False)
                 self._waits[f"{seq}-{number}-{wanted.digest[:4]}"] = wait
 
@@ -465,7 +500,7 @@ class Tracker:
             if wait.deadline_ms is None or wait.deadline_ms > time_ms:
                 continue
             if wait.options.on_deadline == "escalate" and not wait.escalated:
-                wait.escalated = True
+                wait.escalated, wait.votes = True, set()
                 wait.deadline_ms = _compute_deadline_ms(time_ms, wait.options.deadline_seconds)
             else:
                 self._deny(self._waits.pop(call_id))
@@ -521,10 +556,31 @@ class Tracker:
             self._inbox += max(0, number - self._messages)
             self._messages = max(self._messages, number)
         elif update.name == DECIDE_UPDATE:
-            decide: Decide = await self._decode(update.payloads, Decide, None)
-            wait = self._waits.pop(decide.id, None)
-            if wait is not None and not decide.approve:
+            self._take_decision(await self._decode(update.payloads, Decide, None))
+        elif update.name == RESOLVE_UPDATE:
+            resolve: Resolve = await self._decode(update.payloads, Resolve, None)
+            wait = self._waits.pop(resolve.id, None)
+            if wait is not None and resolve.outcome != "retry":
                 self._deny(wait)
+        elif update.name == REVOKE_GRANT_UPDATE:
+            revoke: RevokeGrant = await self._decode(update.payloads, RevokeGrant, None)
+            self._revoked.add(revoke.id)
+
+    def _take_decision(self, decide: Decide) -> None:
+        """Take in a decision, as the thread does. A call may need more approvals than this one."""
+        wait = self._waits.pop(decide.id, None)
+        if wait is None:
+            return
+        if not decide.approve:
+            self._deny(wait)
+            return
+        if decide.arguments is not None:
+            wait.votes, wait.edits = set(), wait.edits + 1
+        wait.votes.add(decide.by)
+        options = wait.options
+        approvers = options.escalate_to if wait.escalated else options.approvers
+        if len(wait.votes) < count_needed(options.approvals_needed, approvers):
+            self._waits[add_edit(remove_edit(decide.id), wait.edits)] = wait
 
     async def _on_signaled(self, _: HistoryEvent, attributes: Any) -> None:
         kind = _SIGNALS.get(attributes.signal_name)
@@ -602,6 +658,25 @@ _HANDLERS: Final[dict[str, Callable[[Tracker, HistoryEvent, Any], Awaitable[None
     "workflow_execution_signaled_event_attributes": Tracker._on_signaled,
     "upsert_workflow_search_attributes_event_attributes": Tracker._on_attributes,
 }
+
+
+def _is_waiting(call: Call) -> bool:
+    return call.waits is not None or call.unknown is not None
+
+
+def _build_wait(call: Call) -> tuple[str, _Wait]:
+    """Return a call that waits for a person, with its id, at the start of a run."""
+    if call.unknown is not None:
+        unknown = call.unknown
+        return get_outcome_id(call), _Wait(call.options, unknown.deadline_ms, unknown.escalated)
+    waits = call.waits or PendingApproval(asked_ms=0)
+    return get_approval_id(call), _Wait(
+        call.options,
+        waits.deadline_ms,
+        waits.escalated,
+        votes={each.by for each in waits.votes},
+        edits=0 if call.edit is None else call.edit.number,
+    )
 
 
 def _compute_deadline_ms(time_ms: int, seconds: float | None) -> int | None:

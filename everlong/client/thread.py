@@ -275,9 +275,11 @@ class ThreadHandle:
                 always=always,
             ),
         )
-        await update(
-            self.client, self.id, DECIDE_UPDATE, decision, type(None), refused=DecisionRefused
+        missing = await update(
+            self.client, self.id, DECIDE_UPDATE, decision, str, refused=DecisionRefused
         )
+        if missing:
+            raise DecisionRefused(f"thread {self.id!r}: {missing}")
 
     async def resolve_outcome(
         self,

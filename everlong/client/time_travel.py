@@ -31,6 +31,8 @@ from everlong.models import (
     SnapshotRef,
     ThreadStatus,
     Totals,
+    Vote,
+    VoteNote,
     add_up,
     seq_after,
     thread_key,
@@ -312,6 +314,7 @@ H = TypeVar("H", bound=Hashable)
 
 _APPROVAL: Final = TypeAdapter(Approval)
 _DECIDED: Final = TypeAdapter(Decision)
+_VOTED: Final = TypeAdapter(VoteNote)
 _CONTROL: Final = TypeAdapter(ControlNote)
 # Calls belong to the newest reply. With one of these, none of them waits for a person any more.
 _ENDS_CALLS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.FAILURE, Kind.FORK})
@@ -326,14 +329,34 @@ def find_pending(entries: Iterable[Entry]) -> tuple[Approval, ...]:
         elif entry.kind == Kind.ASKED:
             approval = _APPROVAL.validate_python(entry.data)
             waiting[approval.id] = approval
+        elif entry.kind == Kind.VOTED:
+            voted = _VOTED.validate_python(entry.data)
+            if (asked := waiting.pop(voted.id, None)) is not None:
+                changed = _add_vote(asked, voted, entry.time_ms)
+                waiting[changed.id] = changed
         elif entry.kind == Kind.DECIDED:
             decided = _DECIDED.validate_python(entry.data)
             asked = waiting.pop(decided.id, None)
             if asked is not None and decided.escalated:
                 waiting[asked.id] = dataclasses.replace(
-                    asked, escalated=True, approvers=asked.escalate_to, deadline_ms=None
+                    asked,
+                    escalated=True,
+                    approvers=asked.escalate_to,
+                    deadline_ms=None,
+                    needed=min(asked.needed, len(asked.escalate_to)),
+                    votes=(),
                 )
     return tuple(waiting.values())
+
+
+def _add_vote(asked: Approval, voted: VoteNote, time_ms: int) -> Approval:
+    """Return an approval after a vote. A change of the arguments makes earlier votes void."""
+    vote = Vote(by=voted.by, ms=time_ms)
+    if not voted.next_id:
+        return dataclasses.replace(asked, votes=(*asked.votes, vote))
+    return dataclasses.replace(
+        asked, id=voted.next_id, arguments=voted.arguments, votes=(vote,), edit=None
+    )
 
 
 def find_asked(entries: Iterable[Entry]) -> tuple[Approval, ...]:

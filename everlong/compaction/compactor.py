@@ -43,6 +43,7 @@ from everlong.compaction.terms import Term, TermIndex, sort_by_worth
 from everlong.compaction.text import clip, replace_surrogates, take_head, utf8_bytes
 from everlong.compaction.window import Window, build_window, is_over, measure_group
 from everlong.models import Entry, Kind, Message
+from everlong.models.tools import remove_edit
 from everlong.policy import Policy
 
 # Smallest budget: it leaves room for notes, however large the facts are.
@@ -242,7 +243,8 @@ class _Past:
 def _add_entry(ledger: Ledger, entry: Entry) -> None:
     asked = ""
     if entry.kind == Kind.DECIDED and not (entry.data or {}).get("escalated"):
-        asked = ledger.settle(format_approval_prefix((entry.data or {}).get("id", "")))
+        asked_id = remove_edit((entry.data or {}).get("id", ""))
+        asked = ledger.settle(format_approval_prefix(asked_id))
     note = build_entry_note(entry, asked)
     if note is not None:
         ledger.add(note)

@@ -118,7 +118,16 @@ def build_entry_note(entry: Entry, asked: str = "") -> Note | None:
     elif entry.kind == Kind.DECIDED and not data.get("escalated"):
         kind = "decision"
         verb = "approved" if data.get("approve") else "denied"
-        text = f"{data.get('by', '')} {verb} {asked or 'call'} ({data.get('id', '')})"
+        called = asked or f"{data.get('tool', '')} {data.get('arguments', '')}".strip() or "call"
+        if asked and data.get("edit"):
+            called = f"{asked}, changed to {data.get('arguments', '')}"
+        text = f"{data.get('by', '')} {verb} {called} ({data.get('id', '')})"
+    elif entry.kind == Kind.OUTCOME_RESOLVED and not data.get("escalated"):
+        kind = "decision"
+        said = str(data.get("outcome", "")).replace("_", " ")
+        text = (
+            f"{data.get('by', '')} found {data.get('tool', 'call')} {said} ({data.get('id', '')})"
+        )
     elif entry.kind == Kind.LIMIT:
         text = f"limit {data.get('limit', '')} of {data.get('bound', '')}: {data.get('action', '')}"
     elif entry.kind == Kind.CONTROL:

@@ -320,6 +320,33 @@ class Call:
     """Key of the first of them."""
 
 
+_EDIT: Final = "-r"
+"""Not a hexadecimal digit, so the number of a change cannot be taken for a part of the digest before."""
+
+
+def get_approval_id(call: Call) -> str:
+    """Return the id of a call's approval. Each change of the arguments makes another id.
+
+    So a person approves only arguments that the person has seen.
+    """
+    return add_edit(call.id, 0 if call.edit is None else call.edit.number)
+
+
+def add_edit(call_id: str, number: int) -> str:
+    """Return the id of the approval of a call whose arguments were changed so many times."""
+    return f"{call_id}{_EDIT}{number}" if number else call_id
+
+
+def remove_edit(approval_id: str) -> str:
+    """Return an approval's id without the number of a change: the id of its call."""
+    return approval_id.partition(_EDIT)[0]
+
+
+def get_outcome_id(call: Call) -> str:
+    """Return the id of a call's newest attempt: an answer about an earlier one is refused."""
+    return f"{call.id}-{call.attempts}"
+
+
 def short_digest(text: str, size_bytes: int = 4) -> str:
     """Return a short digest, to recognise repeated texts."""
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=size_bytes).hexdigest()

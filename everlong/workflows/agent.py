@@ -355,10 +355,10 @@ class AgentWorkflow:
             raise ValueError(reason)
 
     @workflow.update(name=DECIDE_UPDATE)
-    async def decide(self, decide: Decide) -> None:
-        """Approve or deny a call that waits for approval."""
+    async def decide(self, decide: Decide) -> str:
+        """Approve or deny a call that waits for approval. Return what is missing of the decision."""
         try:
-            await self._thread.decide(decide, _get_update_id())
+            return await self._thread.decide(decide, _get_update_id())
         except DecisionNotApplied as error:
             raise ApplicationError(str(error), type=DECISION_REFUSED, non_retryable=True) from None
         if not self._is_leaving:  # Else the next run sends them.

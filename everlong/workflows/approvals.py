@@ -31,13 +31,11 @@ from everlong.models import (
 from everlong.models.grants import is_thread_grant
 from everlong.models.notices import Event
 from everlong.models.state import replace_values
-from everlong.models.tools import count_needed
+from everlong.models.tools import count_needed, get_approval_id, remove_edit
 from everlong.workflows import transitions
 from everlong.workflows.notices import add_notice
 
 DEADLINE = "deadline"
-# Not a hexadecimal digit, so the number of an edit cannot be taken for a part of the digest before it.
-_EDIT = "-r"
 _VOTE = "+"
 
 
@@ -65,14 +63,6 @@ def _build_approval(call: Call, waits: PendingApproval) -> Approval:
         always=options.always and options.approvals_needed == 1,
         edit=call.edit,
     )
-
-
-def get_approval_id(call: Call) -> str:
-    """Return the id of a call's approval. Each change of the arguments makes another id.
-
-    So a person approves only arguments that the person has seen.
-    """
-    return call.id if call.edit is None else f"{call.id}{_EDIT}{call.edit.number}"
 
 
 def request(state: ThreadState, time_ms: int, wanted: Sequence[WantedCall] = ()) -> ThreadState:
@@ -174,8 +164,8 @@ def explain_author_refusal(by: str, what: str, approvers: Sequence[str]) -> str:
 
 def _explain_unknown(state: ThreadState, approval_id: str) -> str:
     pending = [each.id for each in list_pending(state)]
-    call_id = approval_id.partition(_EDIT)[0]
-    if newer := next((each for each in pending if each.partition(_EDIT)[0] == call_id), ""):
+    call_id = remove_edit(approval_id)
+    if newer := next((each for each in pending if remove_edit(each) == call_id), ""):
         return (
             f"the arguments of {approval_id!r} have been changed since. Look at the call again, and "
             f"decide on {newer!r}"
@@ -198,6 +188,8 @@ def _explain_vote_refusal(state: ThreadState, approval: Approval, decide: Decide
     added = Vote(by=decide.by, ms=approval.asked_ms)
     if missing > 1 and len(to_json([*votes, added])) > limits.VOTES_BYTES_MAX:
         return "too many calls of this thread have a part of their approvals; complete one of them first"
+    if missing > 1 and transitions.measure_entries(state.notes) > limits.VOTE_NOTES_BYTES_MAX:
+        return "this thread has too many entries that are not journalled yet; try again later"
     return ""
 
 

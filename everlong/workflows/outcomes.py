@@ -28,7 +28,7 @@ from everlong.models import (
 )
 from everlong.models.notices import Event
 from everlong.models.state import replace_values
-from everlong.models.tools import UnknownCause
+from everlong.models.tools import UnknownCause, get_outcome_id
 from everlong.workflows import approvals, transitions
 from everlong.workflows.approvals import DEADLINE
 from everlong.workflows.notices import add_notice
@@ -44,11 +44,6 @@ _REASONS = {
 def list_unknown(state: ThreadState) -> list[UnknownOutcome]:
     """Return the calls whose outcome is unknown, in call order."""
     return [_build_outcome(call, call.unknown) for call in state.calls if call.unknown is not None]
-
-
-def get_outcome_id(call: Call) -> str:
-    """Return the id of a call's newest attempt: an answer about an earlier one is refused."""
-    return f"{call.id}-{call.attempts}"
 
 
 def _build_outcome(call: Call, unknown: PendingOutcome) -> UnknownOutcome:

@@ -262,17 +262,20 @@ class Thread:
         """Return why a decision is refused; empty if it is accepted. `key` identifies the request."""
         return approvals.explain_refusal(self.state, decide, self.now_ms(), key)
 
-    async def decide(self, decide: Decide, key: str = "") -> None:
+    async def decide(self, decide: Decide, key: str = "") -> str:
         """Apply a decision on an approval. A request that is sent again changes nothing.
 
         A worker checks the arguments that it changes, and what it allows beyond the call. Raises
-        `DecisionNotApplied` if the decision is refused then.
+        `DecisionNotApplied` if the decision is refused then. Returns what is missing if the decision is
+        applied, but its grant is perhaps not stored.
         """
         if approvals.is_applied(self.state, decide.id, key):
-            return
+            return ""
         if decide.arguments is None and decide.always is None:
             self.state = approvals.decide(self.state, decide, self.now_ms(), key, SENT.get())
-            return
+            return ""
+        if reason := self.explain_decision_refusal(decide, key):
+            raise DecisionNotApplied(reason)
         call = approvals.find_call(self.state, decide.id)
         check = await self._check_decision(decide, call)
         # The thread may have changed meanwhile.
@@ -283,8 +286,7 @@ class Thread:
         if reason or self.stopping:
             raise DecisionNotApplied(reason or "this thread is stopping")
         self.state = approvals.decide(self.state, decide, self.now_ms(), key, SENT.get(), check)
-        if grant is not None:
-            await self._give_grant(grant, decide.reason)
+        return "" if grant is None else await self._give_grant(grant, decide.reason)
 
     async def _check_decision(self, decide: Decide, call: Call) -> DecisionCheck:
         """Have a worker check a decision, and store the arguments that it changes."""
@@ -319,8 +321,12 @@ class Thread:
             agent=self.agent if is_agents else "",
         )
 
-    async def _give_grant(self, grant: Grant, reason: str) -> None:
-        """Keep a grant, or store an agent's. Its call is approved already: it runs in any case."""
+    async def _give_grant(self, grant: Grant, reason: str) -> str:
+        """Keep a grant, or store an agent's. Return why that failed, if it did.
+
+        The call is approved already: it runs in any case. An agent's grant is stored once only: a second
+        try could bring back a grant that was revoked meanwhile.
+        """
         if grant.agent:
             try:
                 stored = await self._executor.check(
@@ -332,12 +338,11 @@ class Thread:
                 why = describe_failure("the store did not confirm it", error)
                 stored = DecisionCheck(refused=f"{why}. See whether it is there: everlong grants")
             if stored.refused:
-                raise DecisionNotApplied(
-                    f"the call is approved, but perhaps not later ones: {stored.refused}"
-                )
+                return f"the call is approved, but perhaps not later ones: {stored.refused}"
         else:
             self.state = grants.add(self.state, grant, self.now_ms())
         self.state = grants.note_grant(self.state, grant, reason, self.now_ms())
+        return ""
 
     # Unknown outcomes.
 

@@ -47,7 +47,7 @@ from everlong.models import (
 from everlong.models.grants import is_thread_grant
 from everlong.models.search_attributes import build_start_attributes
 from everlong.models.state import replace_values
-from everlong.models.tools import UnknownCause
+from everlong.models.tools import UnknownCause, get_outcome_id
 from everlong.workflows import approvals, deadlines, outcomes, transitions, visibility
 from everlong.workflows.activity_executor import (
     ActivityExecutor,
@@ -187,7 +187,7 @@ class ToolRunner:
             ),
             grant="" if is_thread_grant(call.grant) else call.grant,
             edit=call.edit,
-            outcome_id=outcomes.get_outcome_id(call) if call.options.once else "",
+            outcome_id=get_outcome_id(call) if call.options.once else "",
             idempotency_key=call.idempotency_key if call.attempts > 1 else "",
         )
         retry_policy = build_retry_policy(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)

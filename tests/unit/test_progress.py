@@ -1,5 +1,6 @@
 """Progress of a thread by made-up histories: what each event changes, and what it does not."""
 
+import dataclasses
 import json
 from typing import Any, Self, cast
 
@@ -39,9 +40,12 @@ from everlong.models import (
     ModelTurn,
     Pause,
     PendingApproval,
+    PendingOutcome,
     ReceivedMessage,
     Ref,
     Report,
+    Resolve,
+    RevokeGrant,
     SegmentRef,
     SendMessage,
     Status,
@@ -623,3 +627,53 @@ def _play(history: History, turn: str, seq: int) -> int:
             history.tool()
     history.model(reply(seq + 2))
     return seq + 2
+
+
+async def test_a_call_waits_for_the_approvals_that_it_needs() -> None:
+    history = History().send(1).model(reply(2, call(approvals_needed=2, approvers=("ann", "ben"))))
+    assert (await history.decide("2-1-abcd", approve=True).progress()).pending == 1
+    assert (await history.decide("2-1-abcd", approve=True).progress()).pending == 1  # Sent again.
+    changed = Decide(id="2-1-abcd", approve=True, by="ben", arguments={"euros": 1})
+    assert (await history._update("decide", changed, "").progress()).pending == 1
+    assert (await history.decide("2-1-abcd", approve=True).progress()).pending == 1  # Stale.
+    assert (await history.decide("2-1-abcd-r1", approve=True).progress()).pending == 0
+
+
+async def test_a_call_that_a_grant_allows_does_not_wait() -> None:
+    granted = dataclasses.replace(call(), grant="t-0123456789abcdef", granted_by="ann")
+    assert (await History().send(1).model(reply(2, granted)).progress()).pending == 0
+    revoke = RevokeGrant(id="t-0123456789abcdef", by="ben")
+    history = History().send(1)._update("revoke_grant", revoke, None)
+    assert (await history.model(reply(2, granted)).progress()).pending == 1
+
+
+@pytest.mark.parametrize("outcome", ["done", "not_done", "retry"])
+@pytest.mark.parametrize("is_rolled", [False, True])
+async def test_a_call_whose_outcome_is_unknown_waits_for_a_person(
+    outcome: Any, is_rolled: bool
+) -> None:
+    options = CallOptions(attempts_max=1, once=True)
+    once = WantedCall(call_id="t", tool="pay", digest="abcdef", options=options)
+    history = History().send(1).model(reply(2, once))
+    argument = dataclasses.replace(run("t"), outcome_id="2-1-abcd-1")
+    history.failed(history.scheduled(RUN_TOOL, argument), "", "lost").task()
+    if is_rolled:
+        waiting = Call(
+            id="2-1-abcd",
+            call_id="t",
+            tool="pay",
+            options=options,
+            attempts=1,
+            unknown=PendingOutcome(cause="lost", asked_ms=1),
+        )
+        state = ThreadState(in_turn=True, head=head(2), calls=(waiting,))
+        history = History(state).task()
+    seen = await history.progress()
+    assert (seen.status, seen.pending, seen.needs_query) == ("approval", 1, False)
+    resolve = Resolve(id="2-1-abcd-1", outcome=outcome, by="ann")
+    history._update("resolve", resolve, None)
+    if outcome == "retry":
+        retried = dataclasses.replace(argument, outcome_id="2-1-abcd-2")
+        history.completed(history.scheduled(RUN_TOOL, retried), {}).task()
+    seen = await history.model(reply(5)).progress()
+    assert (seen.status, seen.pending, seen.answered, seen.tool_calls) == ("waiting", 0, 1, 1)

@@ -11,13 +11,16 @@ from temporalio.converter import DataConverter
 from everlong import Policy, ThreadStart, limits
 from everlong.models import (
     Answer,
+    Call,
     CallOptions,
     Control,
     ControlNote,
     Counters,
     Decide,
+    Edit,
     Entry,
     Fact,
+    Grant,
     Kind,
     MemoryChange,
     Message,
@@ -26,6 +29,7 @@ from everlong.models import (
     PublishedSize,
     Ref,
     Report,
+    Resolve,
     SegmentRef,
     SendMessage,
     SentTime,
@@ -37,9 +41,10 @@ from everlong.models import (
     make_printable,
     seq_after,
 )
+from everlong.models.grants import make_grant_id
 from everlong.models.state import replace_values
 from everlong.policy import LimitHit, RepeatedFailure, Streaks
-from everlong.workflows import approvals, transitions
+from everlong.workflows import approvals, grants, outcomes, transitions
 
 WIDE = "\U0001f600"  # Four bytes in UTF-8, the most that a printable character takes in JSON.
 THREAD = "a" * 32
@@ -105,7 +110,25 @@ def busy(message: SendMessage) -> ThreadState:
         trend=((NOW_MS, 10**15),) * limits.TREND_MAX,
         resume_ms=1e6 / 3,
     )
-    return with_full_inbox(state, message)
+    return with_full_inbox(with_full_grants(state), message)
+
+
+def with_full_grants(state: ThreadState) -> ThreadState:
+    """Return a state with as many grants as it keeps."""
+    for number in range(1000):
+        grant = Grant(
+            id=make_grant_id("thread", str(number)),
+            tool="t" * limits.CALL_NAME_CHARS_MAX,
+            arguments_digest="d" * 32,
+            arguments="x" * limits.CALL_PREVIEW_CHARS_MAX,
+            by=WIDE * limits.CALL_NAME_CHARS_MAX,
+            granted_ms=NOW_MS,
+            expires_ms=2 * NOW_MS,
+        )
+        if grants.explain_refusal(state, grant, NOW_MS):
+            return state
+        state = grants.add(state, grant, NOW_MS)
+    raise AssertionError("there is room for ever")
 
 
 MESSAGES = {
@@ -280,6 +303,62 @@ def test_calls_that_were_approved_and_have_a_result_fit(message: SendMessage, ki
     assert measure_size(fill_unflushed(state, SMALL)) <= limits.STATE_BYTES_MAX
 
 
+def ask_all_outcomes(message: SendMessage) -> ThreadState:
+    """Return a state in which all calls were changed, voted for and approved, and then were lost."""
+    state = add_calls(busy(message), KNOWN, asks=True)
+    for call in state.calls:
+        lost = dataclasses.replace(
+            call,
+            waits=None,
+            approved=True,
+            sent=SENT,
+            edit=Edit(digest="a" * 64, size_bytes=limits.EDIT_BYTES_MAX, number=99),
+            options=dataclasses.replace(call.options, once=True, approvals_needed=8, always=False),
+        )
+        state = outcomes.begin_attempt(state, lost, "k" * 32)
+        state = outcomes.ask(state, find_call(state, call.id), "unsaved", NOW_MS)
+    return flush_state(state)
+
+
+def find_call(state: ThreadState, call_id: str) -> Call:
+    return next(call for call in state.calls if call.id == call_id)
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_calls_whose_outcomes_are_all_unknown_fit(message: SendMessage) -> None:
+    state = ask_all_outcomes(message)
+    assert measure_size(fill_unflushed(state, SMALL)) <= limits.STATE_BYTES_MAX
+    for outcome in outcomes.list_unknown(state)[:-1]:
+        resolve = Resolve(
+            id=outcome.id,
+            outcome="done",
+            by=outcome.approvers[0],
+            reason=WIDE * 300,
+            result="x" * (limits.OUTCOME_RESULT_BYTES_MAX - 2),
+        )
+        state = outcomes.resolve(state, resolve, NOW_MS, "key", SENT)
+    assert len(outcomes.list_unknown(state)) == 1
+    assert measure_size(flush_state(state)) <= limits.STATE_BYTES_MAX
+
+
+@pytest.mark.guarantee(56)
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_calls_with_votes_fit(message: SendMessage) -> None:
+    state = flush_state(add_calls(busy(message), KNOWN, asks=True))
+    calls = tuple(
+        replace_values(call, options=replace_values(call.options, approvals_needed=0))
+        for call in state.calls
+    )
+    state, refused = replace_values(state, calls=calls), 0
+    for approval in approvals.list_pending(state):
+        for by in approval.approvers[:-1]:
+            decide = Decide(id=approval.id, approve=True, by=by, reason=WIDE * 300)
+            refused += bool(approvals.explain_refusal(state, decide, NOW_MS))
+            state = approvals.decide(state, decide, NOW_MS, by)
+    assert refused
+    assert measure_size(flush_state(state)) <= limits.STATE_BYTES_MAX
+
+
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
     state = flush_state(add_calls(busy(message), KNOWN, asks=True))
@@ -295,6 +374,17 @@ def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
 def test_the_unjournalled_backlog_is_bounded_too(message: SendMessage, stops: bool) -> None:
     """The store fails after the reply, while approvals are escalated, and denied with long reasons."""
     state = add_calls(busy(message), KNOWN, asks=True)
+    calls = tuple(
+        replace_values(call, options=replace_values(call.options, approvals_needed=0))
+        for call in state.calls
+    )
+    state = replace_values(state, calls=calls)
+    votes = 0
+    for call in approvals.list_pending(state):
+        for by in call.approvers[:-1]:
+            vote = Decide(id=call.id, approve=True, by=by, reason=WIDE * 300)
+            votes += not approvals.explain_refusal(state, vote, NOW_MS)
+            state = approvals.decide(state, vote, NOW_MS, by, SENT)
     deadline_ms = NOW_MS + int(limits.ACTIVITY_SECONDS_MAX * 1000)
     state = approvals.apply_deadlines(state, deadline_ms)
     for call in approvals.list_pending(state):
@@ -302,7 +392,8 @@ def test_the_unjournalled_backlog_is_bounded_too(message: SendMessage, stops: bo
             id=call.id, approve=False, by=call.approvers[0], reason=WIDE * 299 + "\x00"
         )
         state = approvals.decide(state, decision, deadline_ms, "key", SENT)
-    assert len(state.notes) == 3 * limits.TOOL_CALLS_MAX
+    assert votes
+    assert len(state.notes) == 3 * limits.TOOL_CALLS_MAX + votes
     if stops:
         state = transitions.empty_inbox(transitions.break_off(state, NOW_MS), NOW_MS)
     assert transitions.measure_state(state) <= limits.STATE_HELD_BYTES_MAX
