@@ -70,7 +70,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "outcomes",
             "List the calls of which it is not known whether they took effect.",
         ),
-        "resolve": ("outcomes", "Say what became of such a call: done, not done, or try again."),
+        "resolve": ("outcomes", "Say what became of a call: done, not done, or try again."),
         "limits": ("control", "Show the limits of a thread, or change them while it runs."),
         "label": ("control", "Show the labels of a thread, or change them."),
         "pause": ("control", "Pause a thread: it takes no more steps until it is unpaused."),

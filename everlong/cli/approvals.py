@@ -110,12 +110,16 @@ def approve(
     always: Annotated[
         Literal["tool", "arguments"] | None,
         typer.Option(
-            help="Allow later calls too: all of the tool, or those with the same arguments."
+            metavar="tool|arguments",
+            help="Allow later calls too: all of the tool, or those with the same arguments.",
         ),
     ] = None,
     scope: Annotated[
         Literal["thread", "agent"],
-        typer.Option(help="With --always: for this thread, or for all threads of its agent."),
+        typer.Option(
+            metavar="thread|agent",
+            help="With --always: for this thread, or for all threads of its agent.",
+        ),
     ] = "thread",
     lasting: Annotated[
         str,

@@ -358,11 +358,12 @@ class AgentWorkflow:
     async def decide(self, decide: Decide) -> str:
         """Approve or deny a call that waits for approval. Return what is missing of the decision."""
         try:
-            return await self._thread.decide(decide, _get_update_id())
+            missing = await self._thread.decide(decide, _get_update_id())
         except DecisionNotApplied as error:
             raise ApplicationError(str(error), type=DECISION_REFUSED, non_retryable=True) from None
         if not self._is_leaving:  # Else the next run sends them.
             self._thread.send_notices()
+        return missing
 
     @decide.validator
     def _validate_decide(self, decide: Decide) -> None:
@@ -374,6 +375,8 @@ class AgentWorkflow:
     def resolve(self, resolve: Resolve) -> None:
         """Say what became of a call whose outcome is unknown."""
         self._thread.resolve(resolve, _get_update_id())
+        if not self._is_leaving:
+            self._thread.send_notices()
 
     @resolve.validator
     def _validate_resolve(self, resolve: Resolve) -> None:

@@ -54,6 +54,18 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
             assert answer.status_code != 401
 
 
+async def test_the_permission_for_limits_does_not_include_the_number_of_approvers() -> None:
+    async with open_http_client(access=ROLES) as client:
+        for role in Role:
+            answer = await client.post(
+                "/api/v1/threads/ops-7/limits",
+                headers=bearer(role),
+                json={"changes": {"approvals_needed": {}}},
+            )
+            allowed = role in PERMISSIONS["limits"] & PERMISSIONS["decide"]
+            assert (answer.status_code == 403) == (not allowed), role
+
+
 @pytest.mark.guarantee(111)
 @pytest.mark.parametrize("then", ARCHIVE_THEN)
 async def test_the_archive_permission_does_not_include_freeing(then: str) -> None:

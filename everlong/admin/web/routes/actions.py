@@ -9,7 +9,7 @@ from pydantic import Field
 
 from everlong import limits
 from everlong.admin.preview import Action, Preview, preview_action
-from everlong.admin.web.auth import CurrentUser, requires
+from everlong.admin.web.auth import CurrentUser, check_permission, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
     SEQ_MAX,
@@ -110,6 +110,9 @@ def create_actions_router(context: AppContext) -> APIRouter:
     async def set_limits(
         thread_id: ThreadId, body: LimitsRequest, user: CurrentUser
     ) -> ActionResult:
+        # Who may change how many people must approve may decide alone.
+        if "approvals_needed" in body.changes:
+            check_permission(user, "decide")
         by = user.resolve_author(body.by)
         handle = await context.thread(thread_id)
         await handle.configure(body.changes, by=by, reason=body.reason)
