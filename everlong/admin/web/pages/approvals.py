@@ -1,13 +1,17 @@
 """The approvals page: calls that wait for a person, oldest first, with the context for a decision."""
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from everlong.admin.approvals import list_approvals, list_outcomes
 from everlong.admin.web.pages import filters
-from everlong.admin.web.pages.layout import Layout, make_etag
+from everlong.admin.web.pages.layout import Layout, find_visitor, make_etag
+from everlong.client.grants import list_agent_grants
+from everlong.errors import EverlongError
+from everlong.models import Grant
 
 
 def create_router(layout: Layout) -> APIRouter:
@@ -32,12 +36,37 @@ def create_router(layout: Layout) -> APIRouter:
             "is_nested": True,
         }
 
+    async def build_grants(request: Request) -> dict[str, Any]:
+        """Return the grants of all agents, and of the thread that the URL names."""
+        thread_id = request.query_params.get("thread", "")
+        grants: list[Grant] = []
+        problem = ""
+        try:
+            now_ms = time.time_ns() // 1_000_000
+            grants = await list_agent_grants(await context.client(), context.packs, now_ms)
+            if thread_id:
+                own = await (await context.thread(thread_id)).grants()
+                grants = [*(each for each in own if each.scope == "thread"), *grants]
+        except EverlongError as error:  # Calls can be decided without the list.
+            problem = str(error)
+        return {
+            "grants": grants,
+            "grants_thread": thread_id,
+            "grants_problem": problem,
+            "who": find_visitor(request),
+        }
+
     @router.get("/approvals")
     async def approvals(request: Request) -> Response:
         values = await build_values(request)
         text = layout.renderer.render("approvals_list.html", values)
         thread_id = request.query_params.get("thread", "")
-        values["live_url"] = f"/fragments/approvals?thread={filters.quote_query(thread_id)}"
+        query = f"thread={filters.quote_query(thread_id)}"
+        values |= await build_grants(request)
+        values |= {
+            "live_url": f"/fragments/approvals?{query}",
+            "grants_url": f"/fragments/grants?{query}",
+        }
         return layout.renderer.render_page("approvals.html", values | {"etag": make_etag(text)})
 
     @router.get("/fragments/approvals")
@@ -45,5 +74,9 @@ def create_router(layout: Layout) -> APIRouter:
         return layout.renderer.render_fragment(
             request, "approvals_list.html", await build_values(request)
         )
+
+    @router.get("/fragments/grants")
+    async def grants(request: Request) -> Response:
+        return layout.renderer.render_fragment(request, "grants.html", await build_grants(request))
 
     return router

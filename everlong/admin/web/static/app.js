@@ -4,10 +4,13 @@ import { startApprovals } from "./approvals.js";
 import { startComposer } from "./composer.js";
 import { startConversation } from "./conversation.js";
 import { startBulk } from "./bulk.js";
+import { startGrants } from "./grants.js";
 import { startJournal } from "./journal.js";
+import { startKeys } from "./keys.js";
 import { startLabels } from "./labels.js";
 import { startLazy } from "./lazy.js";
 import { startLive } from "./live.js";
+import { startPalette } from "./palette.js";
 import { startPast } from "./past.js";
 import { startQuery } from "./query.js";
 import { startSweep } from "./sweep.js";
@@ -32,6 +35,9 @@ startLazy();
 startSweep();
 startViews();
 startBulk();
+startGrants();
+startKeys();
+startPalette();
 
 // Results have a URL to share, so empty fields stay out of it.
 for (const form of document.querySelectorAll("form[data-filters]")) {
