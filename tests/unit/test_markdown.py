@@ -15,7 +15,7 @@ TAGS = {
 }
 ATTRIBUTES = {
     *(("a", "href"), ("a", "rel"), ("a", "target"), ("a", "title"), ("ol", "start")),
-    *(("code", "class"), ("span", "class"), ("p", "class")),
+    *(("code", "class"), ("th", "scope"), ("span", "class"), ("p", "class")),
 }
 
 

@@ -42,6 +42,8 @@ class _Renderer(RendererHTML):
         token = tokens[idx]
         # The content security policy refuses inline styles: only tables have them, for alignment.
         token.attrs.pop("style", None)
+        if token.type == "th_open":
+            token.attrs["scope"] = "col"
         if token.type == "link_open":
             token.attrs["rel"] = "noopener noreferrer"
             token.attrs["target"] = "_blank"

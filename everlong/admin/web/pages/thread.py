@@ -188,14 +188,17 @@ async def _build_tab(layout: Layout, wanted: PageRequest, found: ThreadOverview)
 async def _build_past(
     context: AppContext, found: ThreadOverview, seq: int | None
 ) -> dict[str, Any]:
-    """Return the values of the state at an entry, by default at the newest."""
+    """Return the values of the state at an entry.
+
+    Without one, the page's script asks for the newest: a context takes a second if it is long.
+    """
     values: dict[str, Any] = {
         "past_url": f"/fragments/past?id={filters.quote_query(found.thread_id)}",
         "past_seq": min(max(1, seq or found.last_seq), max(1, found.last_seq)),
         "view": None,
         "past_problem": "",
     }
-    if not found.last_seq:
+    if not found.last_seq or seq is None:
         return values
     try:
         return values | await build_scene(context, found.thread_id, values["past_seq"])
