@@ -17,6 +17,7 @@ from everlong import Policy
 from everlong.admin.web import Access, AppContext, create_admin_app
 from everlong.client.thread_list import ThreadList
 from everlong.embedded.server import find_free_port
+from everlong.live import LiveServer
 from everlong.models import ThreadStatus
 from everlong.storage import open_store
 from tests.support.dashboard_agent import agent
@@ -87,11 +88,13 @@ async def wait_until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) 
 async def open_stage(folder: Path) -> AsyncIterator[Stage]:
     """Start server, worker and dashboard; all tests of a process share them."""
     server = await start_test_server(folder)
-    agents = [agent(), agent("tight", Policy(failed_turns_max=1))]
+    agents = [agent(), agent("tight", Policy(failed_turns_max=1)), agent("slow", seconds=1.5)]
+    port = find_free_port()
+    live = LiveServer(url=f"http://127.0.0.1:{port}")
     store = open_store((folder / "blobs").as_uri())
     try:
         async with (
-            open_threads(server.address, store, *agents) as threads,
+            open_threads(server.address, store, *agents, live=live) as threads,
             threads.worker(),
             async_playwright() as playwright,
         ):
@@ -107,7 +110,7 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
             )
             browser = await _launch(playwright)
             try:
-                async with serve(create_admin_app(context, Access())) as url:
+                async with serve(create_admin_app(context, Access()), port) as url:
                     yield Stage(url, threads, context, browser)
             finally:
                 await browser.close()
@@ -116,9 +119,9 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
 
 
 @contextlib.asynccontextmanager
-async def serve(app: FastAPI) -> AsyncIterator[str]:
-    """Serve an application on loopback; yield its address."""
-    port = find_free_port()
+async def serve(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
+    """Serve an application on loopback, on a free port by default; yield its address."""
+    port = port or find_free_port()
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

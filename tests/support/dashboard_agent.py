@@ -73,6 +73,11 @@ helper = Agent(
 )
 
 
-def agent(name: str = "ops", policy: Policy | None = None) -> Agent:
+def agent(name: str = "ops", policy: Policy | None = None, seconds: float = 0.0) -> Agent:
     tools: list[Tool | Agent] = [restart, read_page, tick, long_report, helper, charge]
-    return Agent(name=name, model=ScriptedModel(script), tools=tools, policy=policy or Policy())
+    return Agent(
+        name=name,
+        model=ScriptedModel(script, seconds=seconds),
+        tools=tools,
+        policy=policy or Policy(),
+    )

@@ -19,6 +19,7 @@ from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import read_messages
 from everlong.client.updates import send as send_message
 from everlong.client.wait import wait_for_status
+from everlong.live import LiveServer
 from everlong.models import AGENT_WORKFLOW, Entry, Message, ThreadStatus
 from everlong.notify import Notify
 from everlong.storage import BlobStore
@@ -83,6 +84,7 @@ async def open_threads(
     record_contents: bool = False,
     interceptors: Sequence[Interceptor] = (),
     notify: Notify | None = None,
+    live: LiveServer | None = None,
     namespace: str = "default",
 ) -> AsyncIterator[Threads]:
     spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
@@ -96,6 +98,7 @@ async def open_threads(
         meter_provider=meter_provider,
         record_contents=record_contents,
         notify=notify,
+        live=live,
     )
     client = await Client.connect(
         address, namespace=namespace, plugins=[plugin], interceptors=interceptors
