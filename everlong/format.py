@@ -46,8 +46,11 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 run`, `2,000 runs`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    """Return a count with its noun: `1 run`, `2,000 runs`, `0 entries`."""
+    if count != 1:
+        ends_in_y = noun.endswith("y") and noun[-2] not in "aeiou"  # An entry, but not a day.
+        noun = f"{noun[:-1]}ies" if ends_in_y else f"{noun}s"
+    return f"{count:,} {noun}"
 
 
 def join_words(words: Iterable[str], last: str = "or") -> str:

@@ -246,13 +246,13 @@ async def _preview_archive(
 
 def _describe_archive(plan: ArchivePlan, file_bytes: int) -> str:
     sentence = (
-        f"Writes the whole journal ({plan.entries:,} entries) as one Parquet file of about "
+        f"Writes the whole journal ({format_count(plan.entries, 'entry')}) as one Parquet file of about "
         f"{format_bytes(file_bytes)}, and reads it back to verify it."
     )
     if plan.existing:
         sentence = (
-            f"Archive {plan.existing} has the whole journal ({plan.entries:,} entries): it is read back "
-            "to verify it, and nothing is written."
+            f"Archive {plan.existing} has the whole journal ({format_count(plan.entries, 'entry')}): it "
+            "is read back to verify it, and nothing is written."
         )
     if plan.ends:
         sentence += " Before that, the thread ends with the status archived."
@@ -410,12 +410,12 @@ def _list_unfinished(found: ThreadLookup) -> tuple[str, ...]:
     warnings = []
     if status.waiting_messages:
         warnings.append(
-            f"{status.waiting_messages} messages are waiting and would not be answered."
+            f"Not answered: {format_count(status.waiting_messages, 'message')} in the queue."
         )
     if status.pending:
-        warnings.append(f"{status.pending} approvals are pending and would never be decided.")
+        warnings.append(f"Never decided: {format_count(status.pending, 'approval')}.")
     if status.children:
-        warnings.append(f"{len(status.children)} sub-agents are working for it.")
+        warnings.append(f"Still working for it: {format_count(len(status.children), 'sub-agent')}.")
     return tuple(warnings)
 
 
@@ -423,11 +423,13 @@ def describe_plan(plan: ArchivePlan) -> list[str]:
     """Return the lines that `everlong archive --dry-run` prints."""
     if plan.size is None:
         return ["the server has no history of the thread: its newest archive is verified"]
-    entries = f"{plan.entries:,} entries of thread {show_id(plan.thread_id)} ({plan.status})"
+    entries = (
+        f"{format_count(plan.entries, 'entry')} of thread {show_id(plan.thread_id)} ({plan.status})"
+    )
     if plan.existing:
         lines = [f"archive {plan.existing} has the {entries}, and is verified"]
     else:
-        lines = [f"{entries} are archived"]
+        lines = [f"archives {entries}"]
     if plan.ends:
         lines.append("the thread ends first, at its next safe point")
     if plan.left_out:
@@ -436,7 +438,7 @@ def describe_plan(plan: ArchivePlan) -> list[str]:
         lines.append(f"its histories cannot be deleted: {plan.refused}")
     elif plan.then == "free":
         lines.append(
-            f"then {format_count(plan.runs_deleted, 'run')} are deleted permanently, and a sweep may "
-            f"free {plan.size.blobs:,} objects of {format_bytes(plan.size.blob_bytes)}"
+            f"then deletes {format_count(plan.runs_deleted, 'run')} permanently, and a sweep may free "
+            f"{format_count(plan.size.blobs, 'object')} of {format_bytes(plan.size.blob_bytes)}"
         )
     return [*lines, "nothing was done"]

@@ -241,7 +241,7 @@ def describe_archive(done: ArchiveResult, export: Path | None) -> list[str]:
     how = "written and verified" if done.is_new else "existed already, and verified"
     lines = [
         f"archive {manifest.archive_id} of thread {show_id(manifest.thread_id)}: "
-        f"{manifest.entries:,} entries in {size}, {how} in {done.seconds:.1f} s"
+        f"{format_count(manifest.entries, 'entry')} in {size}, {how} in {done.seconds:.1f} s"
     ]
     if done.left_out:
         lines.append(

@@ -113,7 +113,7 @@ def build_status_table(
         ("context", _format_context(status)),
         ("state", f"{format_bytes(status.state_bytes)} of operational state"),
         ("history", _format_history(size)),
-        ("blobs", f"{format_bytes(size.blob_bytes)} in {size.blobs} objects"),
+        ("blobs", f"{format_bytes(size.blob_bytes)} in {format_count(size.blobs, 'object')}"),
         ("last failure", status.last_failure),
         ("forked from", _format_origin(links)),
         ("forks", "\n".join(_format_forks(links))),
@@ -199,9 +199,10 @@ def _format_pause(status: ThreadStatus) -> str:
 
 
 def _format_history(size: ThreadSize) -> str:
-    least, more = ("at least ", "+") if size.is_partial else ("", "")
     history = format_bytes(size.history_bytes)
-    return f"{least}{history} in {size.events}{more} events, {size.runs}{more} runs"
+    if size.is_partial:
+        return f"at least {history} in {size.events:,}+ events, {size.runs:,}+ runs"
+    return f"{history} in {format_count(size.events, 'event')}, {format_count(size.runs, 'run')}"
 
 
 def _format_context(status: ThreadStatus) -> str:
@@ -284,11 +285,11 @@ def format_fact(fact: Fact) -> str:
 def format_totals(totals: Totals) -> str:
     """Return a thread's counters on one line."""
     parts = [
-        f"{totals.messages} messages",
-        f"{totals.steps} model calls",
+        format_count(totals.messages, "message"),
+        format_count(totals.steps, "model call"),
         format_count(totals.tool_calls, "tool call"),
-        f"{totals.failures} failed turns" if totals.failures else "",
-        f"{totals.compactions} compactions" if totals.compactions else "",
+        format_count(totals.failures, "failed turn") if totals.failures else "",
+        format_count(totals.compactions, "compaction") if totals.compactions else "",
         f"{totals.tokens:,} tokens" if totals.tokens else "",
         f"{totals.cost_usd:.2f} USD" if totals.cost_usd else "",
         format_bytes(totals.body_bytes),

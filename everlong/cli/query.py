@@ -19,7 +19,7 @@ from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.console import err, print_table, sanitise
 from everlong.errors import ConfigError
-from everlong.format import shorten_line
+from everlong.format import format_count, shorten_line
 from everlong.models.thread_ids import check_id
 from everlong.queries import LIBRARY
 from everlong.queries.engine import QueryResult, run_query
@@ -94,8 +94,8 @@ async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> N
         err.print(f"only the first {len(found.rows):,} rows are shown", markup=False)
     read = found.read
     err.print(
-        f"{len(found.rows):,} rows in {found.seconds:.1f} s, from {read.entries:,} entries of "
-        f"{read.journals:,} threads",
+        f"{format_count(len(found.rows), 'row')} in {found.seconds:.1f} s, from "
+        f"{format_count(read.entries, 'entry')} of {format_count(read.journals, 'thread')}",
         markup=False,
     )
 

@@ -24,7 +24,7 @@ from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.console import err, out, sanitise, show_progress
 from everlong.errors import ConfigError, SweepIncomplete
-from everlong.format import format_bytes
+from everlong.format import format_bytes, format_count
 from everlong.models import SweepOptions, SweepReport, Tally
 from everlong.models.thread_ids import show_id
 from everlong.policy import Retention, parse_retention, parse_seconds
@@ -179,7 +179,7 @@ async def _quarantine(settings: Settings, action: str, keys: list[str], as_json:
         for each in copies:
             size = format_bytes(each.size_bytes)
             print_lines([f"{format_time(each.quarantined_ms)}  {size:>10}  {each.original}"])
-        print_lines([f"{len(copies)} objects in quarantine"])
+        print_lines([f"{format_count(len(copies), 'object')} in quarantine"])
     elif action == "restore" and keys:
         restored = await restore_quarantined(packs, keys)
         if as_json:
@@ -215,7 +215,8 @@ def _print_report(report: SweepReport) -> None:
     for thread in report.threads if report.dry_run else ():
         named = show_id(thread.workflow_id) if thread.workflow_id else thread.thread
         print_lines([f"  {format_bytes(thread.quarantined.bytes):>10}  {named}"])
-    read = f"read {report.runs_read} of {report.runs} runs and {report.packs_read} packs"
+    runs, packs = format_count(report.runs, "run"), format_count(report.packs_read, "pack")
+    read = f"read {report.runs_read} of {runs} and {packs}"
     print_lines([f"{read} in {report.seconds:.1f} s"])
     if report.clock_ahead_seconds:
         ahead = f"this clock is {report.clock_ahead_seconds:.0f} s ahead of the store's"
@@ -223,7 +224,10 @@ def _print_report(report: SweepReport) -> None:
         err.print(sanitise(text), markup=False, soft_wrap=True)
     if report.archived:
         print_lines(
-            [f"archived {report.archived} threads that a limit with on_limit=archive ended"]
+            [
+                f"archived {format_count(report.archived, 'thread')} that a limit with "
+                "on_limit=archive ended"
+            ]
         )
     for reason in report.not_archived:
         err.print(sanitise(f"not archived: {reason}"), markup=False, soft_wrap=True)

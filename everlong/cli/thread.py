@@ -40,7 +40,7 @@ from everlong.config import Settings, load_settings
 from everlong.connection import connect, find_live_server, open_configured_packs
 from everlong.console import err, out, print_table, sanitise
 from everlong.errors import ConfigError, EntryNotFound
-from everlong.format import format_bytes, shorten_line, summarise_message
+from everlong.format import format_bytes, format_count, shorten_line, summarise_message
 from everlong.models import Entry, Message, SegmentRef, Status, Totals, seq_after
 from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import JournalReader
@@ -299,7 +299,8 @@ async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) 
             f"done      {format_totals(view.totals or Totals())}",
             *(f"approval  {format_approval(each)}" for each in view.pending),
             *(f"fact      {format_fact(each)}" for each in view.facts),
-            f"context   {format_bytes(view.context_bytes)} in {len(view.context)} messages"
+            f"context   {format_bytes(view.context_bytes)} in "
+            + format_count(len(view.context), "message")
             + (f", entries up to {view.snapshot.upto_seq} compacted" if view.snapshot else ""),
             *(
                 f"  {each.role:<9}  {shorten_line(summarise_message(each))}"

@@ -294,9 +294,9 @@ def plan(**given: Any) -> ArchivePlan:
 
 def test_a_plan_describes_its_actions() -> None:
     words = "\n".join(describe_plan(plan(runs_deleted=3, ends=True)))
-    assert "4 entries of thread ops-7 (archived) are archived" in words
+    assert "archives 4 entries of thread ops-7 (archived)" in words
     assert "thread ends first" in words
-    assert "then 3 runs are deleted permanently, and a sweep may free 3 objects of 5.0 MiB" in words
+    assert "then deletes 3 runs permanently, and a sweep may free 3 objects of 5.0 MiB" in words
     words = "\n".join(describe_plan(plan(refused="it was ended before", left_out=2, existing="a1")))
     assert "archive a1 has the 4 entries" in words
     assert "2 more are not journalled; the archive will lack them" in words

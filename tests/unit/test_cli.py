@@ -23,7 +23,7 @@ from everlong.client.fork_links import ForkLinks
 from everlong.client.lookup import ThreadSize
 from everlong.client.thread_list import Sort
 from everlong.errors import ConfigError, DecisionRefused
-from everlong.format import format_bytes, format_setting, summarise_note
+from everlong.format import format_bytes, format_count, format_setting, summarise_note
 from everlong.models import (
     Approval,
     ControlNote,
@@ -481,6 +481,19 @@ def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> 
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     check_failure(result, 1, "pip install 'everlong[admin]'")
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "run", "1 run"),
+        (0, "run", "0 runs"),
+        (1, "entry", "1 entry"),
+        (2000, "entry", "2,000 entries"),
+    ],
+)
+def test_a_count_agrees_with_its_noun(count: int, noun: str, text: str) -> None:
+    assert format_count(count, noun) == text
 
 
 @pytest.mark.parametrize(
