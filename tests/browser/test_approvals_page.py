@@ -91,6 +91,27 @@ async def test_a_call_is_approved_in_its_conversation_with_edited_arguments(
     await expect(page.locator("[data-key='2']")).to_contain_text("with changed arguments")
 
 
+async def test_a_grant_is_given_with_an_approval_listed_and_revoked(
+    stage: Stage, page: Page
+) -> None:
+    await stage.send("grant-1", "restart billing")
+    await stage.wait_until_listed("grant-1", "approval")
+    await page.goto("/threads/grant-1")
+    card = page.get_by_role("article", name="Approval of restart")
+    await card.get_by_text("Allow later calls too").click()
+    await card.get_by_label("Calls to allow").select_option("tool")
+    await card.get_by_role("button", name="Approve").click()
+    await expect(card).to_have_count(0)
+    await stage.threads.wait_for_answers("grant-1", await stage.send("grant-1", "restart search"))
+    await expect(page.locator("[data-turns]")).to_contain_text("allowed by a grant of")
+    await page.get_by_role("link", name="State", exact=True).click()
+    await page.get_by_role("button", name="Revoke the grant for restart").click()
+    await page.get_by_role("button", name="Revoke now the grant for restart").click()
+    await expect(page.get_by_text("need an approval again")).to_be_visible()
+    await expect(page.get_by_role("button", name="the grant for restart")).to_have_count(0)
+    await check_page(page)
+
+
 async def test_an_unknown_outcome_is_resolved_in_its_conversation(stage: Stage, page: Page) -> None:
     await stage.send("unknown-1", "charge acme")
     await stage.wait_until_listed("unknown-1", "approval")

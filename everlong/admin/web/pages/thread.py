@@ -161,6 +161,12 @@ def create_router(layout: Layout) -> APIRouter:
             request, "runs.html", await _build_runs(context, thread_id, run)
         )
 
+    @router.get("/fragments/thread-grants")
+    async def grants(request: Request, thread_id: QueryId) -> Response:
+        values = await layout.build_values(request, "thread")
+        values |= await _load_grants(context, thread_id)
+        return layout.renderer.render_fragment(request, "grants.html", values)
+
     router.include_router(create_journal_router(layout))
     router.include_router(create_conversation_router(layout))
     return router
@@ -171,7 +177,7 @@ async def _build_tab(layout: Layout, wanted: PageRequest, found: ThreadOverview)
     context, thread_id = layout.context, wanted.thread_id
     match wanted.tab:
         case "state":
-            return await build_journal(context, thread_id)
+            return await build_journal(context, thread_id) | await _load_grants(context, thread_id)
         case "size":
             return await _build_charts(layout, thread_id) | {
                 "charts_url": f"/fragments/charts?id={filters.quote_query(thread_id)}"
@@ -183,6 +189,22 @@ async def _build_tab(layout: Layout, wanted: PageRequest, found: ThreadOverview)
                 "archives_url": f"/fragments/archives?id={filters.quote_query(thread_id)}"
             }
     return await build_conversation(context, thread_id, before=wanted.before, after=wanted.after)
+
+
+async def _load_grants(context: AppContext, thread_id: str) -> dict[str, Any]:
+    """Return the grants that allow calls of a thread: its own, and those of its agent."""
+    values: dict[str, Any] = {
+        "grants": (),
+        "grants_thread": thread_id,
+        "grants_problem": "",
+        "grants_url": f"/fragments/thread-grants?id={filters.quote_query(thread_id)}",
+    }
+    try:
+        return values | {"grants": await (await context.thread(thread_id)).grants()}
+    except ThreadNotFound:  # The thread exists only in its archive.
+        return values
+    except EverlongError as error:
+        return values | {"grants_problem": str(error)}
 
 
 async def _build_past(
