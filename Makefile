@@ -184,8 +184,8 @@ fuzz-queries: $(READY) ## Run 1,000 random SQL statements; FUZZ_QUERIES="--count
 	@$(BIN)/python -m tests.support.query_fuzzer $(FUZZ_QUERIES)
 
 EVIDENCE ?=
-bench-compaction: $(READY) ## Measure how much evidence compaction keeps, on 40 transcripts
-	@$(BIN)/python -m bench.evidence $(EVIDENCE)
+bench-compaction: $(READY) ## Measure what compaction keeps: on 40 transcripts, or TRANSCRIPTS=dir of recorded sessions
+	@$(BIN)/python -m $(if $(TRANSCRIPTS),bench.survival "$(TRANSCRIPTS)",bench.evidence) $(EVIDENCE)
 
 .PHONY: bench-archive
 bench-archive: $(READY) ## Measure an archive of 2,000 steps against gzip'd JSON; BENCH="--steps 200" for a short run

@@ -6,7 +6,7 @@ from its result never exceeds the budget. A summary by a model is optional: the 
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 from everlong import limits
@@ -26,7 +26,8 @@ from everlong.compaction.notes import (
     Ledger,
     Selection,
     build_entry_note,
-    build_group_notes,
+    build_group_lines,
+    build_group_pieces,
     format_approval_prefix,
     select,
 )
@@ -51,6 +52,8 @@ BUDGET_BYTES_MIN: Final = 2 * limits.KIB
 # Divisors of the bytes that facts and frame leave: the smallest window, and a model's summary.
 _WINDOW_LEAST: Final = 5
 _SUMMARY_SHARE: Final = 4
+# Divisor of the same bytes: the commands and numbers that are looked for.
+_PIECES_SHARE: Final = 3
 # Divisor of the same bytes: the rest that is worth a larger window.
 _WINDOW_GROWTH: Final = 16
 # Terms that a snapshot remembers without showing them, for their statistics: some 100 KB.
@@ -171,7 +174,7 @@ class _Past:
 
     def _select(self, window: Window, room: int) -> Selection:
         shown = list(self._list_window_texts(window))
-        return select(self.list_outside(window), self._terms, shown, room, self.is_live)
+        return select(self.list_outside(window, room), self._terms, shown, room, self.is_live)
 
     def _list_window_texts(self, window: Window) -> Iterator[str]:
         for group in window.kept:
@@ -208,7 +211,7 @@ class _Past:
         """Return the messages to keep, in about that many bytes."""
         return build_window(self._groups, self._spared, window_bytes, self._policy, self._now_ms)
 
-    def list_outside(self, window: Window) -> list[Note]:
+    def list_outside(self, window: Window, room: int) -> list[Note]:
         """Return the notes, by seq, of everything that a window does not show in full."""
         whole = {each.seq for group in window.kept for each in group.members if not each.noted}
         shown = {group.head.seq for group in window.kept}
@@ -222,22 +225,38 @@ class _Past:
             if group.head.seq in shown and whole.issuperset(each.seq for each in group.members):
                 ledger.close_done(group.head.message.text, group.head.seq)
                 continue
-            for note in self._get_group_notes(group):
+            for note in self._get_lines(group):
                 # A call that the window shows with its result needs no line.
                 if note.seq not in whole and not (note.kind == "pair" and group.head.seq in shown):
                     ledger.add(note)
         for entry in waiting:
             _add_entry(ledger, entry)
+        for note in self._list_pieces(whole, room // _PIECES_SHARE):
+            ledger.add(note)
         return list(filter(self.is_live, ledger.notes()))
 
     def is_live(self, note: Note) -> bool:
         """Return whether a note has not expired."""
         return is_live(note, self._policy, self._now_ms)
 
-    def _get_group_notes(self, group: Group) -> list[Note]:
+    def _get_lines(self, group: Group) -> list[Note]:
         if group.head.seq not in self._known:
-            self._known[group.head.seq] = list(build_group_notes(group))
+            self._known[group.head.seq] = list(build_group_lines(group))
         return self._known[group.head.seq]
+
+    def _list_pieces(self, whole: Container[int], bytes_max: int) -> list[Note]:
+        """Return the newest commands and numbers outside a window, by seq.
+
+        Those beyond `bytes_max` would not be chosen, so nothing older is searched for them.
+        """
+        found: list[list[Note]] = []
+        for group in reversed(self._groups):
+            if bytes_max < 0:
+                break
+            pieces = [note for note in build_group_pieces(group) if note.seq not in whole]
+            bytes_max -= sum(utf8_bytes(note.text) for note in pieces)
+            found.append(pieces)
+        return [note for pieces in reversed(found) for note in pieces]
 
 
 def _add_entry(ledger: Ledger, entry: Entry) -> None:

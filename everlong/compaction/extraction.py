@@ -79,6 +79,8 @@ def find_refs(text: str, *, bulk: bool) -> list[str]:
 
 def find_numbers(text: str) -> list[tuple[str, str]]:
     """Return the numbers of a text, each also with the words around it."""
+    if not _DIGIT.search(text):
+        return []
     parts = [part.strip("." + _PUNCTUATION) for part in _NUMBER_SPLIT.split(text)]
     parts = [part for part in parts if part]
     found = []
@@ -122,7 +124,7 @@ def find_in_word(word: str, bulk: bool) -> Iterator[str]:
             word = _WITHIN.sub("", word)
         if word[:2] in ("a/", "b/") and "/" in word[2:]:
             word = word[2:]
-        if len(word) > 3 and (_is_path(word, bulk) or _is_id(word, bulk)):
+        if len(word) > 3 and (is_path(word, bulk) or is_id(word, bulk)):
             yield word
 
 
@@ -131,7 +133,8 @@ def _is_setting(word: str) -> bool:
     return "=" in word.partition("://")[0]
 
 
-def _is_path(word: str, bulk: bool) -> bool:
+def is_path(word: str, bulk: bool) -> bool:
+    """Return whether a word is a path."""
     if "/" not in word:
         stem, dot, extension = word.rpartition(".")
         if dot and extension.lower() in _EXTENSIONS:
@@ -152,7 +155,8 @@ def _is_path(word: str, bulk: bool) -> bool:
     return not bulk and len(word) > _PLAIN_PATH_CHARS_MIN
 
 
-def _is_id(word: str, bulk: bool) -> bool:
+def is_id(word: str, bulk: bool) -> bool:
+    """Return whether a word is an id: of an object, a version, an address, a person."""
     if _EMAIL.fullmatch(word) or _ADDRESS.fullmatch(word):
         return True
     digits = len(_DIGIT.findall(word))
@@ -199,14 +203,14 @@ _SHELLS: Final = frozenset(["", "sh", "bash", "shell", "console", "zsh", "powers
 # A sign alone may be something else; after a user and a host it is a prompt.
 _PROMPT: Final = re.compile(
     # Runs of one kind of character follow each other at most twice, so a line takes linear time.
-    r"(?a)\s*+(?:\(\w[\w.-]{0,40}\)\s?)?"
+    r"(?am)^[ \t]*+(?:\(\w[\w.-]{0,40}\)[ \t]?)?"
     r"(?:(?P<host>\[?[\w.-]{1,64}@[\w.-]{1,64}[^$#%>\n]{0,80}|PS [A-Z]:\\[^>\n]{0,80})"
-    r"|[\w./~:-]{0,40}\s?)(?P<sign>\$|#|%|\u276f|\u279c|>)\s+(?P<command>\S.*)"
+    r"|[\w./~:-]{0,40}[ \t]?)(?P<sign>\$|#|%|\u276f|\u279c|>)[ \t]+(?P<command>\S.*)"
 )
-_SIGN: Final = re.compile("[$#%>\u276f\u279c]")
 _ANNOUNCED: Final = re.compile(
-    r"(?ai)\s*(?:\[[^\]\n]{0,40}\]\s*)?(?:\+|run|ran|running|exec|executing|executed|command|cmd|invoking)"
-    r"(?: command| step)?(?:\s*[:=>$]\s*|\s+)(\S.*)"
+    r"(?aim)^[ \t]*+(?:\[[^\]\n]{0,40}\][ \t]*+)?"
+    r"(?:\+|run|ran|running|exec|executing|executed|command|cmd|invoking)(?: command| step)?"
+    r"(?:[ \t]*[:=>$][ \t]*|[ \t]+)(\S.*)"
 )
 
 
@@ -217,6 +221,9 @@ def find_commands(text: str, *, bulk: bool) -> list[str]:
         for code in _CODE.findall(text):
             if _is_command(code, known=" " not in code.strip()):
                 found[code.strip()] = None
+    if "```" not in text:
+        found.update(dict.fromkeys(_find_prompts(text)))
+        return list(found)
     shell = False
     for line in text.splitlines():
         if not line or len(line) > _LINE_CHARS_MAX:
@@ -231,13 +238,20 @@ def find_commands(text: str, *, bulk: bool) -> list[str]:
 def _find_command(line: str, shell: bool) -> str:
     if shell and _is_command(line, known=True):
         return line.strip()
-    if _SIGN.search(line) and (match := _PROMPT.match(line)):
+    return next(iter(_find_prompts(line)), "")
+
+
+def _find_prompts(text: str) -> list[str]:
+    """Return the commands after a prompt or an announcement, in order."""
+    found: dict[int, str] = {}
+    for match in _ANNOUNCED.finditer(text):
+        if _is_command(match[1], known=True):
+            found[match.start()] = match[1].strip()
+    for match in _PROMPT.finditer(text):
         sure = match["host"] or match["sign"] == "$"
         if _is_command(match["command"], known=not sure):
-            return match["command"].strip()
-    if (match := _ANNOUNCED.match(line)) and _is_command(match[1], known=True):
-        return match[1].strip()
-    return ""
+            found[match.start()] = match["command"].strip()
+    return [found[at] for at in sorted(found) if len(found[at]) <= _LINE_CHARS_MAX]
 
 
 def _is_command(text: str, *, known: bool) -> bool:

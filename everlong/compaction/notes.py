@@ -6,7 +6,6 @@ shows already gets no note of its own.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -53,15 +52,33 @@ APPROVAL: Final = "approval "
 _CUED: Final = ("open", "decision")
 
 
-def build_group_notes(group: Group) -> Iterator[Note]:
-    """Yield the notes of a message, or of a reply with its calls and results."""
-    yield from build_head_notes(group.head)
-    for call, result in zip(get_call_lines(group.head), group.results, strict=True):
-        where = group.head if result is None else result
+def build_group_lines(group: Group) -> Iterator[Note]:
+    """Yield the sentences of a message, and the lines of its calls and results."""
+    head = group.head
+    if not head.noted:
+        yield from _build_sentence_notes(head, replace_surrogates(head.message.text))
+    for call, result in zip(get_call_lines(head), group.results, strict=True):
+        where = head if result is None else result
         outcome = _NOT_RUN if result is None else get_outcome_line(result)
         yield _build_note(where, "pair", f"{call} -> {outcome}")
-        if result is not None:
-            yield from build_result_notes(result)
+
+
+def build_group_pieces(group: Group) -> Iterator[Note]:
+    """Yield the commands and numbers of a message with its calls and results.
+
+    Long texts have no numbers of their own, and commands only after a prompt.
+    """
+    for each in group.members:
+        if each.noted:
+            continue
+        text = replace_surrogates(each.message.text)
+        bulk = each.kind == Kind.TOOL_RESULT and utf8_bytes(text) > BULK_BYTES
+        yield from _build_command_notes(each, text, bulk=bulk)
+        if not bulk:
+            yield from _build_number_notes(each, text)
+        for call in each.message.tool_calls:
+            for value in list_texts(call.arguments):
+                yield from _build_command_notes(each, value, bulk=utf8_bytes(value) > BULK_BYTES)
 
 
 def get_call_lines(reply: KeptMessage) -> tuple[str, ...]:
@@ -72,30 +89,6 @@ def get_call_lines(reply: KeptMessage) -> tuple[str, ...]:
 def get_outcome_line(result: KeptMessage) -> str:
     """Return the line of a result, also if it was shortened since."""
     return result.outcome or render_outcome(result.message.text, get_cut(result).left_out)
-
-
-def build_head_notes(kept: KeptMessage) -> Iterator[Note]:
-    """Yield the notes of a message or a reply: its sentences, and the commands in its calls."""
-    if kept.noted:
-        return
-    text = replace_surrogates(kept.message.text)
-    yield from _build_sentence_notes(kept, text)
-    yield from _build_command_notes(kept, text, bulk=False)
-    yield from _build_number_notes(kept, text)
-    for call in kept.message.tool_calls:
-        for value in list_texts(call.arguments):
-            yield from _build_command_notes(kept, value, bulk=utf8_bytes(value) > BULK_BYTES)
-
-
-def build_result_notes(kept: KeptMessage) -> Iterator[Note]:
-    """Yield the commands in a tool's result, and its numbers if it is short."""
-    if kept.noted:
-        return
-    text = replace_surrogates(kept.message.text)
-    bulk = utf8_bytes(text) > BULK_BYTES
-    yield from _build_command_notes(kept, text, bulk=bulk)
-    if not bulk:
-        yield from _build_number_notes(kept, text)
 
 
 def format_approval_prefix(approval_id: str) -> str:
@@ -335,15 +328,8 @@ def select(
     `terms` are in the order of their worth, and `shown` are the texts of the messages that stay. A line
     may stay longer than the numbers in it, so `live` also checks the parts of lines.
     """
-    lines = [note for note in notes if note.kind != "number"]
-    numbers = Ledger(
-        [
-            *(part for note in lines for part in _split_parts(note) if live(part)),
-            *(note for note in notes if note.kind == "number"),
-        ]
-    ).notes()
     by_kind: dict[NoteKind, list[Note]] = {kind: [] for kind, _ in _RANKS}
-    for note in (*lines, *numbers):
+    for note in notes:
         by_kind[note.kind].append(note)
     found = {kind: _sort_newest_first(notes) for kind, notes in by_kind.items()}
     found["pair"] = _shorten_old_pairs(found["pair"], int(room * _WHOLE_PAIRS))
@@ -356,23 +342,23 @@ def select(
     for kind, share in _RANKS if pairs_bytes < room * _PAIRS_MOST else _TIGHT_RANKS:
         if kind == "term":
             choice.take_terms(next(waiting), int(room * share))
-        else:
-            choice.take(found[kind], int(room * share))
+            continue
+        if kind == "number":
+            # The numbers in a line remain if the line itself is dropped.
+            dropped = sorted((*choice.skipped, *found["prose"]), key=lambda note: note.seq)
+            parts = [part for note in dropped for part in _split_parts(note) if live(part)]
+            numbers = Ledger([*parts, *by_kind["number"]]).notes()
+            found["number"] = _sort_newest_first(numbers)
+        choice.take(found[kind], int(room * share))
     choice.take(choice.take_back(), room)
-    return choice.finish([*lines, *numbers])
+    return choice.finish([*notes, *found["number"]])
 
 
 def _split_parts(note: Note) -> Iterator[Note]:
-    """Yield the numbers in a line. They remain if the line itself is dropped."""
+    """Yield the numbers in a line."""
     if note.kind not in ("pair", "command"):
-        for _, snippet in _find_numbers_cached(note.text):
+        for _, snippet in find_numbers(note.text):
             yield dataclasses.replace(note, kind="number", text=snippet, seqs=())
-
-
-# Cached: one compaction parses a line several times, and the next one again.
-@functools.lru_cache(maxsize=8192)
-def _find_numbers_cached(text: str) -> tuple[tuple[str, str], ...]:
-    return tuple(find_numbers(text))
 
 
 class _Choice:
@@ -384,23 +370,22 @@ class _Choice:
         self._page = Page()
         self._chosen: list[Note] = []
         self._terms: list[Term] = []
-        self._skipped: list[Note] = []
+        self.skipped: list[Note] = []
         self._shown = list_shown(shown)
         self._missing: dict[str, int] = {}
-        self._numbers: set[tuple[int, str]] = set()
-        self._lines: list[str] = []
+        self._lines: dict[int, list[str]] = {}
         self._new: list[str] = []
         self._text = ""
 
     def take(self, notes: Sequence[Note], bytes_max: int) -> None:
         """Choose the notes that fit, in order."""
-        self._text = "\n".join(self._lines)
+        self._text = "\n".join(text for texts in self._lines.values() for text in texts)
         for note in notes:
             if self._is_shown(note):
                 continue
             cost = self._page.cost(note)
             if cost > min(bytes_max, self._left):
-                self._skipped.append(note)
+                self.skipped.append(note)
                 continue
             bytes_max -= cost
             self._left -= cost
@@ -428,7 +413,7 @@ class _Choice:
 
     def take_back(self) -> list[Note]:
         """Return the notes that did not fit, and clear their list."""
-        skipped, self._skipped = self._skipped, []
+        skipped, self.skipped = self.skipped, []
         return skipped
 
     def finish(self, notes: Sequence[Note]) -> Selection:
@@ -436,11 +421,11 @@ class _Choice:
         chosen = self._chosen
         while chosen and measure_notes(chosen, self._terms) > self._room:
             fewer = len(chosen) * 7 // 8
-            self._skipped += chosen[fewer:]
+            self.skipped += chosen[fewer:]
             chosen = chosen[:fewer]
         terms = self._terms if measure_notes(chosen, self._terms) <= self._room else []
         dropped: dict[str, int] = {}
-        for note in self._skipped:
+        for note in self.skipped:
             dropped[note.kind] = max(dropped.get(note.kind, 0), note.seq)
         missing = [seq for text, seq in self._missing.items() if text not in self._shown]
         if missing or len(terms) < len(self._terms):
@@ -452,17 +437,15 @@ class _Choice:
         self._chosen.append(note)
         self._new.append(note.text)
         if note.kind != "command":
-            self._numbers.update((note.seq, value) for value, _ in _find_numbers_cached(note.text))
-            self._lines.append(note.text)
+            self._lines.setdefault(note.seq, []).append(note.text)
 
     def _is_shown(self, note: Note) -> bool:
         """Return whether the chosen notes show it already."""
         if note.kind == "command":
             return note.text.strip("`") in self._text
         if note.kind == "number":
-            return all(
-                (note.seq, value) in self._numbers for value, _ in _find_numbers_cached(note.text)
-            )
+            line = " ".join(self._lines.get(note.seq, ()))
+            return bool(line) and all(value in line for value, _ in find_numbers(note.text))
         return False
 
 

@@ -232,6 +232,8 @@ _LINE_BYTES_MAX: Final = 90
 # Arguments with more values, or nested deeper, are treated as plain text.
 _VALUES_MAX: Final = 64
 _DEPTH_MAX: Final = 64
+_DECODER: Final = json.JSONDecoder()
+_AS_WRITTEN: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _BRACKET: Final = re.compile(r"[\[\]{}]")
 # Names of arguments that hold a command, which gets more room.
 _COMMAND_KEYS: Final = frozenset(
@@ -339,9 +341,8 @@ def _parse_object(arguments: str, *, as_written: bool = False) -> dict[str, Any]
     """Parse arguments that are a plain JSON object. `as_written` keeps its numbers as text."""
     if _measure_depth(arguments) > _DEPTH_MAX:
         return None
-    number = str if as_written else None
     try:
-        values = json.loads(arguments, parse_int=number, parse_float=number)
+        values = (_AS_WRITTEN if as_written else _DECODER).decode(arguments)
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) and len(values) <= _VALUES_MAX else None
@@ -352,6 +353,8 @@ def _measure_depth(arguments: str) -> int:
 
     The JSON parser's own limit differs between versions of Python.
     """
+    if arguments.count("{") + arguments.count("[") <= _DEPTH_MAX:
+        return _DEPTH_MAX
     depth = deepest = 0
     for bracket in _BRACKET.findall(arguments):
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from everlong.compaction.extraction import find_in_word
+from everlong.compaction.extraction import find_in_word, is_id, is_path
 from everlong.compaction.text import replace_surrogates
 from everlong.models import Kind
 
@@ -27,8 +27,11 @@ _PIECES: Final = re.compile(r"[=:&?!*^%+\\#$]+|(?<=[A-Za-z0-9])\.\.+")
 _EDGES: Final = ".-~+/@"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
 _NUMBER: Final = re.compile(r"[0-9]{3,12}")
+_DIGIT: Final = re.compile("[0-9]")
 _WORD_CHARS_MAX: Final = 300
 _TERM_CHARS_MIN: Final = 3
+# Shortest id without a separator, as `is_id` has it.
+_ID_CHARS_MIN: Final = 7
 # Words that a process remembers with their terms: some megabytes.
 _CACHE_MAX: Final = 32_768
 # Text of this many characters is split in one call, which holds the interpreter's lock: a millisecond.
@@ -64,26 +67,29 @@ class Term(NamedTuple):
 
 
 def find_terms(text: str) -> dict[str, int]:
-    """Return the terms of a text with their kinds, in order."""
+    """Return the terms of a text with their kinds, in no particular order."""
     found: dict[str, int] = {}
-    for word in dict.fromkeys(_split_words(text)):
-        if len(word) >= _TERM_CHARS_MIN and not word.isalpha():
+    for words in _split_words(text):
+        for word in words:
+            if word.isalpha():
+                continue
             known = _known.get(word)
             if known is None:
                 known = _remember(word)
-            for term, kind in known:
-                found.setdefault(term, kind)
+            if known:
+                found.update(known)
     return found
 
 
-def _split_words(text: str) -> Iterator[str]:
-    if not text.isascii():
-        text = replace_surrogates(text)
-        for start in _cut_stretches(text):
-            yield from _SPLIT.split(text[start[0] : start[1]])
+def _split_words(text: str) -> Iterator[set[str]]:
+    """Yield the words of each stretch of a text."""
+    if text.isascii():
+        for first, last in _cut_stretches(text):
+            yield set(text[first:last].translate(_BLANKS).split())
         return
+    text = replace_surrogates(text)
     for first, last in _cut_stretches(text):
-        yield from text[first:last].translate(_BLANKS).split()
+        yield set(_SPLIT.split(text[first:last]))
 
 
 def _cut_stretches(text: str) -> Iterator[tuple[int, int]]:
@@ -102,7 +108,7 @@ _known: dict[str, tuple[tuple[str, int], ...]] = {}
 
 
 def _remember(word: str) -> tuple[tuple[str, int], ...]:
-    found = tuple(dict.fromkeys(_find_in_word(word)))
+    found = tuple(_find_in_word(word))
     if len(_known) >= _CACHE_MAX:
         _known.clear()
     if len(word) <= _WORD_CHARS_MAX:
@@ -111,7 +117,7 @@ def _remember(word: str) -> tuple[tuple[str, int], ...]:
 
 
 def _find_in_word(word: str) -> Iterator[tuple[str, int]]:
-    if len(word) > _WORD_CHARS_MAX:
+    if not _TERM_CHARS_MIN <= len(word) <= _WORD_CHARS_MAX:
         return
     if "://" in word:
         for ref in find_in_word(word, False):
@@ -119,25 +125,39 @@ def _find_in_word(word: str) -> Iterator[tuple[str, int]]:
         return
     for piece in _PIECES.split(word):
         piece = piece.rstrip(_EDGES)
-        # Some paths and names begin with a character that is an edge elsewhere: `./a`, `.env`, `_name`.
-        for term in dict.fromkeys((piece, piece.lstrip(_EDGES))):
-            kind = _classify(term)
+        if piece[:1] in _EDGES:
+            # Some paths and names begin with such a character: `./a`, `.env`, `/etc/hosts`.
+            kind = _classify(piece)
             if kind is not None:
-                yield term, kind
-                break
+                yield piece, kind
+                continue
+            piece = piece.lstrip(_EDGES)
+        elif piece[1:2] == "/" and piece[0] in "ab" and "/" in piece[2:]:
+            piece = piece[2:]  # Names of files in a diff.
+        kind = _classify(piece)
+        if kind is not None:
+            yield piece, kind
 
 
 def _classify(term: str) -> int | None:
-    if len(term) < _TERM_CHARS_MIN or term.isalpha():
+    if term.isalnum():
+        if term.isdigit():
+            return NUMBER if _NUMBER.fullmatch(term) else None
+        coded = len(term) >= _ID_CHARS_MIN and not term.isalpha()
+        return ID if coded and is_id(term, True) else None
+    if len(term) < _TERM_CHARS_MIN:
         return None
-    if term.isdigit():
-        return NUMBER if _NUMBER.fullmatch(term) else None
-    if next(find_in_word(term, True), "") == term:
-        return PATH if "/" in term or ("." in term and "@" not in term) else ID
     if "/" in term:
-        return PATH if next(find_in_word(term, False), "") == term else None
-    # What is an id in a short text only, like `task_12`, is as likely a name.
-    return NAME if _NAME.fullmatch(term) or next(find_in_word(term, False), "") == term else None
+        return PATH if is_path(term, False) else None
+    if "." in term and is_path(term, False):
+        return PATH
+    coded = _DIGIT.search(term) is not None
+    if (coded or "@" in term) and is_id(term, True):
+        return ID
+    if _NAME.fullmatch(term):
+        return NAME
+    # What is an id in a short text only, like `node-12`, is as likely a name.
+    return NAME if coded and is_id(term, False) else None
 
 
 class TermIndex:

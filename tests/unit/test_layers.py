@@ -107,6 +107,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         PURE | {"google", "temporalio", "opentelemetry"},
     ),
+    "importers": ({"errors", "limits", "models"}, PURE),
     "worker_options": ({"errors", "limits"}, {"temporalio"}),
     "config": ({"errors", "limits", "worker_options"}, {"temporalio"}),
     "client": (
