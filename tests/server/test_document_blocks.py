@@ -38,8 +38,9 @@ PAGES = [
 # Pages that bring their agent in a file `app.py`, and run it themselves.
 OWN_AGENT = ("README.md", "docs/quickstart.md")
 APP = "from tests.server.test_document_blocks import build_agent\n\nops = build_agent()\n"
-# Commands that fail, as their page says.
+# Commands that fail, as their page says; `chat` needs a terminal, which a test has not.
 EXIT_CODES = {
+    "everlong chat ops-7 --agent ops": 2,
     "everlong serve --host 0.0.0.0": 2,
     "everlong drain": 13,
     "everlong drain --open": 13,
@@ -183,6 +184,8 @@ async def test_the_blocks_of_a_page_run(
         exit_codes=EXIT_CODES,
         asks_for_approval=page in OWN_AGENT,
     )
+    # What a page leaves to its reader: an agent, a token, and the import of a type.
+    runner.names.update(ops=build_agent(), token=secrets.token_urlsafe(32), Reply=Reply)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(runner.open())
         client: Client | None = None
