@@ -56,6 +56,7 @@ async def read_data(thread: ThreadHandle, kind: Kind) -> list[dict[str, object]]
     return [entry.data or {} async for entry in thread.journal() if entry.kind == kind]
 
 
+@pytest.mark.guarantee(116)
 async def test_a_lost_call_is_not_repeated_until_a_person_says_so(
     settings: Settings, thread_id: str, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ async def test_a_lost_call_is_not_repeated_until_a_person_says_so(
         assert lines == [line] * 2
 
 
+@pytest.mark.guarantee(114)
 @pytest.mark.full
 async def test_changed_arguments_are_applied_once_though_their_check_is_killed(
     settings: Settings, thread_id: str, tmp_path: Path

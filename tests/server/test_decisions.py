@@ -57,6 +57,7 @@ class Till:
         return Agent(name="ops", model=call_then_answer(*wanted), tools=self.tools)
 
 
+@pytest.mark.guarantee(114)
 async def test_a_call_runs_with_the_arguments_that_a_person_changed(drive: Drive) -> None:
     till = Till()
     async with drive([till.agent(("pay", 500))], ROLL) as thread:
@@ -79,6 +80,7 @@ async def test_a_call_runs_with_the_arguments_that_a_person_changed(drive: Drive
         assert '"euros": 500' in str(reply.body)  # The journal has both.
 
 
+@pytest.mark.guarantee(114)
 async def test_a_call_waits_for_the_approvals_that_it_needs_across_runs(drive: Drive) -> None:
     till = Till()
     async with drive([till.agent(("pay_much", 900))], ROLL) as thread:
@@ -107,6 +109,7 @@ async def test_a_call_waits_for_the_approvals_that_it_needs_across_runs(drive: D
         assert decided["votes"] == ["ben", "cem"]
 
 
+@pytest.mark.guarantee(115)
 async def test_a_grant_of_a_thread_allows_later_calls_until_it_is_revoked(drive: Drive) -> None:
     till = Till()
     async with drive([till.agent(("pay", 5))], ROLL) as thread:
@@ -132,6 +135,7 @@ async def test_a_grant_of_a_thread_allows_later_calls_until_it_is_revoked(drive:
         assert actions == ["grant", "revoke_grant"]
 
 
+@pytest.mark.guarantee(115)
 async def test_a_grant_of_an_agent_reaches_its_other_threads_until_it_is_revoked(
     drive: Drive,
 ) -> None:
@@ -158,6 +162,7 @@ async def test_a_grant_of_an_agent_reaches_its_other_threads_until_it_is_revoked
         await other.check()
 
 
+@pytest.mark.guarantee(116)
 @pytest.mark.parametrize("outcome", ["done", "not_done", "retry"])
 async def test_a_person_says_what_became_of_a_call(drive: Drive, outcome: str) -> None:
     till = Till()
@@ -195,6 +200,7 @@ async def test_a_person_says_what_became_of_a_call(drive: Drive, outcome: str) -
         assert (resolved["outcome"], resolved["by"]) == (outcome, "ann")
 
 
+@pytest.mark.guarantee(116)
 async def test_a_call_that_times_out_has_an_unknown_outcome_and_an_error_has_not(
     drive: Drive,
 ) -> None:

@@ -69,6 +69,7 @@ async def test_a_grant_is_there_for_its_agent_and_namespace_until_it_is_revoked(
     assert [info async for info in store.list(PREFIX)] == []
 
 
+@pytest.mark.guarantee(115)
 async def test_a_sealed_grant_shows_nothing_and_opens_in_its_place_only() -> None:
     store = MemoryBlobStore()
     grants, grant = open_grants(store, KEYS), make_grant(arguments='{"service": "prod"}')

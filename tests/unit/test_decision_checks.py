@@ -103,6 +103,7 @@ def open_bench(
     return Bench(AgentActivities(open_packs(path.as_uri()), [agent]), policy or {})
 
 
+@pytest.mark.guarantee(114)
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -161,6 +162,7 @@ async def test_a_worker_without_the_agent_decides_nothing(tmp_path: Path) -> Non
     assert "a worker that has no agent 'ops' got the decision" in checked.refused
 
 
+@pytest.mark.guarantee(115)
 async def test_a_grant_of_an_agent_is_used_and_its_revocation_stops_the_call(
     tmp_path: Path,
 ) -> None:

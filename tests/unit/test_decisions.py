@@ -67,6 +67,7 @@ def roll(state: ThreadState) -> ThreadState:
 # Several approvers.
 
 
+@pytest.mark.guarantee(114)
 @pytest.mark.parametrize(
     ("needed", "approvers", "names"),
     [(2, (), "ab"), (2, "abc", "bc"), (0, "abc", "cab"), (3, "abc", "abc"), (1, "ab", "b")],
@@ -198,6 +199,7 @@ def make_grant(**fields: Any) -> Grant:
 WANTED = WantedCall(call_id="c1", tool="pay", options=needs(1))
 
 
+@pytest.mark.guarantee(115)
 @pytest.mark.parametrize(
     ("grant", "options", "allowed"),
     [
@@ -306,6 +308,7 @@ def read_result(state: ThreadState) -> str:
     return parse_message(Kind.TOOL_RESULT, result.entry.body).text
 
 
+@pytest.mark.guarantee(116)
 def test_an_unknown_outcome_waits_across_runs_with_its_key() -> None:
     state = roll(make_unknown())
     [unknown] = outcomes.list_unknown(state)

@@ -54,7 +54,7 @@ def test_commands_in_documents_exist() -> None:
     violations = []
     for path in documents():
         text = path.read_text()
-        programs = re.findall(r"(?:^|`|\$ )everlong ([a-z]+)", text, flags=re.MULTILINE)
+        programs = re.findall(r"(?:^|`|\$ )everlong ([a-z][a-z-]*)", text, flags=re.MULTILINE)
         made = re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE)
         violations += [f"{path.name}: everlong {each}" for each in programs if each not in commands]
         violations += [f"{path.name}: make {each}" for each in made if each not in targets]
