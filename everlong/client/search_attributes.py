@@ -118,7 +118,7 @@ async def has_optional(client: Client, name: str) -> bool:
         return True
     async with known.lock:
         if time.monotonic() >= known.asks_optional_at:
-            known.optional = await _list_optional(client)
+            known.optional |= await _list_optional(client)  # A failed call is no answer.
             known.asks_optional_at = time.monotonic() + OPTIONAL_SECONDS
     return name in known.optional
 

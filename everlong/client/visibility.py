@@ -111,7 +111,7 @@ class ThreadRow:
         if self.pending and self.is_open:
             # The oldest request first: its deadline is the next.
             return _bound_ms(self.asked_ms or self.started_ms)
-        rank = NEEDS_PERSON.index(self.status) if self.status in NEEDS_PERSON else len(NEEDS_PERSON)
+        rank = _RANKS.get(self.status, len(NEEDS_PERSON))
         return rank * _MS_MAX + _MS_MAX - 1 - _bound_ms(self.active_ms)
 
 
@@ -123,6 +123,7 @@ NEEDS_PERSON: Final = (
     Status.RETRYING,
 )
 """Statuses that a list shows first, in this order; within a status, the last active first."""
+_RANKS: Final = {status: rank for rank, status in enumerate(NEEDS_PERSON)}
 # Later than any time, in Unix milliseconds: the year 2286. So six ranks stay far below 2^63.
 _MS_MAX: Final = 10**13
 

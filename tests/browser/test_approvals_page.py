@@ -112,6 +112,30 @@ async def test_a_grant_is_given_with_an_approval_listed_and_revoked(
     await check_page(page)
 
 
+async def test_a_grant_of_an_agent_is_listed_with_the_approvals_and_revoked(
+    stage: Stage, page: Page
+) -> None:
+    await stage.send("grant-2", "restart granted")
+    await stage.wait_until_listed("grant-2", "approval")
+    await page.goto("/approvals?thread=grant-2")
+    card = page.get_by_role("article").filter(has_text="grant-2")
+    await card.get_by_text("Allow later calls too").click()
+    await card.get_by_label("Calls to allow").select_option("arguments")
+    await card.get_by_label("Where").select_option("agent")
+    await card.get_by_role("button", name="Approve").click()
+    grants = page.get_by_role("region", name="Calls that need no approval")
+    await expect(grants).to_contain_text("all threads of agent ops")
+    await expect(grants.get_by_text('{"service": "granted"}')).to_be_visible()
+    await check_page(page)
+    await shoot(page, "approvals-grants")
+    revoke = grants.get_by_role("button", name="Revoke the grant for restart")
+    await revoke.click()
+    await expect(grants).to_be_visible()
+    await grants.get_by_role("button", name="Revoke now the grant for restart").click()
+    await expect(page.get_by_text("need an approval again")).to_be_visible()
+    await expect(grants).to_have_count(0)
+
+
 async def test_an_unknown_outcome_is_resolved_in_its_conversation(stage: Stage, page: Page) -> None:
     await stage.send("unknown-1", "charge acme")
     await stage.wait_until_listed("unknown-1", "approval")

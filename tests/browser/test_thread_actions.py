@@ -116,6 +116,37 @@ async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page
     await expect(page.locator("[data-turns]")).to_contain_text("of thread fork-1 at 2")
 
 
+async def test_a_message_is_edited_and_rerun_in_a_fork_that_is_linked_both_ways(
+    stage: Stage, page: Page
+) -> None:
+    await stage.send_and_wait("misstep-1", "read 2")
+    await stage.send_and_wait("misstep-1", "hello wrld")
+    await page.goto("/threads/misstep-1")
+    await page.get_by_role("button", name=re.compile("Edit and rerun … from entry 1$")).click()
+    dialog = page.get_by_role("dialog", name="Edit and rerun from here")
+    await expect(dialog.get_by_label("Changed message")).to_have_value("read 2")
+    await expect(dialog.locator(".preview")).to_contain_text("2 tool calls ran after that message")
+    await dialog.get_by_role("button", name="Cancel").click()
+    await page.get_by_role("button", name=re.compile("Edit and rerun … from entry")).last.click()
+    text = dialog.get_by_label("Changed message")
+    await expect(text).to_have_value("hello wrld")
+    await check_page(page)
+    await shoot(page, "act-rerun", whole=False)
+    await text.fill("hello world")
+    await dialog.get_by_label("Reason").fill("a typo")
+    await dialog.get_by_role("button", name="Rerun", exact=True).click()
+    await expect(page).to_have_url(re.compile("misstep-1-rerun"))
+    await expect(page.locator("[data-turns]")).to_contain_text("you said hello world")
+    await expect(page.locator("[data-turns]")).not_to_contain_text("wrld")
+    await expect(page.locator("[data-origin]")).to_contain_text("Forked from misstep-1 after entry")
+    await stage.wait_until_listed("misstep-1-rerun")
+    await page.get_by_role("link", name="misstep-1", exact=True).first.click()
+    await page.locator("[data-forks] summary").click()
+    await expect(page.get_by_role("link", name="misstep-1-rerun")).to_be_visible()
+    await check_page(page)
+    await shoot(page, "thread-forks", whole=False)
+
+
 @pytest.mark.guarantee(105)
 async def test_a_stop_requires_the_thread_id_to_be_typed(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("stop-1", "hello")

@@ -257,9 +257,12 @@ def _parse_request(request: Request) -> ListQuery:
 
 
 def _list_needed(query: ListQuery, found: ThreadPage) -> list[tuple[str, int, str]]:
-    """Return the statuses that need a person: the word, the count, and the URL of their list."""
+    """Return the statuses that need a person: the word, the count, and the URL of their list.
+
+    The counts are of all threads, so the lists have no other filter.
+    """
     return [
-        (status.value, count, query.url(status=status.value, sort="", offset=0))
+        (status.value, count, ListQuery(status=status.value, columns=query.columns).url())
         for status in NEEDS_PERSON
         if (count := found.by_status.get(status.value, 0))
     ]
