@@ -4,6 +4,7 @@ A page begins with a message or a reply, so that a reply and the results of its 
 The cost of a page does not depend on the length of the journal.
 """
 
+import contextlib
 import dataclasses
 import re
 from collections import OrderedDict, deque
@@ -17,7 +18,7 @@ from everlong import limits
 from everlong.client.lookup import ThreadLookup, check_head, look_up
 from everlong.client.status import read_unjournalled
 from everlong.client.visibility import quote_text, read_rows
-from everlong.errors import EntryNotFound, EverlongError, StoreError
+from everlong.errors import EntryNotFound, EverlongError
 from everlong.format import shorten_line, summarise_note
 from everlong.models import (
     Call,
@@ -185,15 +186,11 @@ class RunStarts:
         row = found.row
         key = (row.thread_id, row.run_id, first_ms, last_ms or 0)
         if key not in self._known:
-            until = "" if last_ms is None else f" AND StartTime <= '{format_time(last_ms)}'"
-            query = (
-                f"WorkflowId = {quote_text(row.thread_id)} "
-                f"AND StartTime > '{format_time(first_ms)}'{until}"
-            )
             try:
+                query = _build_run_query(row.thread_id, first_ms, last_ms)
                 page = await read_rows(client, query, size=_RUNS_MAX)
-            except EverlongError:  # The page works without these marks.
-                return ()
+            except (EverlongError, ValueError, OverflowError, OSError):
+                return ()  # The page works without these marks: the server is busy, a time is absurd.
             self._known[key] = tuple(sorted({each.started_ms for each in page.rows}))
             while len(self._known) > _INTERVALS_MAX:
                 self._known.popitem(last=False)
@@ -204,7 +201,12 @@ class RunStarts:
         return tuple(sorted(starts))
 
 
-def format_time(ms: int) -> str:
+def _build_run_query(thread_id: str, first_ms: int, last_ms: int | None) -> str:
+    until = "" if last_ms is None else f" AND StartTime <= '{_format_time(last_ms)}'"
+    return f"WorkflowId = {quote_text(thread_id)} AND StartTime > '{_format_time(first_ms)}'{until}"
+
+
+def _format_time(ms: int) -> str:
     """Return a time as it stands in a query of visibility."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
@@ -224,15 +226,18 @@ async def load_conversation(
     With `runs`, there is a mark where a run began.
     """
     found = await look_up(client, packs, thread_id)
-    is_open_end = before is None and after is None
-    held = await _load_unjournalled(client, found) if is_open_end else None
+    held = await _load_unjournalled(client, found) if before is None else None
     head = held.head if held is not None else found.head
     newest_seq = seq_after(head) - 1
     first_seq, last_seq = choose_range(newest_seq, before, after, first)
     entries: list[Entry] = []
     if head is not None and first_seq <= last_seq:
         entries = await found.journal.read(head, first_seq, last_seq)
-    entries = cut_to_groups(entries, newest_seq)
+    if after is None:
+        entries = cut_start(entries)
+    elif last_seq < newest_seq:
+        entries = cut_end(entries)
+        held = None
     messages, problem = await _load_messages(found, entries)
     items = build_items(entries, messages, held, problem)
     if runs is not None:
@@ -276,19 +281,20 @@ def choose_range(
     return max(1, last_seq - PAGE_ENTRIES + 1), last_seq
 
 
-def cut_to_groups(entries: Sequence[Entry], newest_seq: int) -> list[Entry]:
-    """Drop incomplete groups at both ends of a page, so that the neighbouring page has them whole.
+def cut_start(entries: Sequence[Entry]) -> list[Entry]:
+    """Drop the end of a group from the start of a page: the page before has the whole group.
 
-    A page without the beginning of a group stays as it is.
+    A page without the start of a group stays as it is.
     """
-    starts = [index for index, entry in enumerate(entries) if entry.kind in _STARTS]
-    if not starts:
-        return list(entries)
-    begin = 0 if entries[0].seq == 1 else starts[0]
-    end = len(entries)
-    if entries[-1].seq < newest_seq and starts[-1] > begin:
-        end = starts[-1]
-    return list(entries[begin:end])
+    starts = (index for index, entry in enumerate(entries) if entry.kind in _STARTS)
+    is_first = bool(entries) and entries[0].seq == 1
+    return list(entries[0 if is_first else next(starts, 0) :])
+
+
+def cut_end(entries: Sequence[Entry]) -> list[Entry]:
+    """Drop the last group from the end of a page, since it may go on: the next page has all of it."""
+    starts = [index for index, entry in enumerate(entries) if index and entry.kind in _STARTS]
+    return list(entries[: starts[-1]] if starts else entries)
 
 
 async def _load_unjournalled(client: Client, found: ThreadLookup) -> Unjournalled | None:
@@ -310,12 +316,16 @@ async def _load_messages(
     """
     wanted = [entry for entry in entries if _needs_message(entry)]
     try:
-        messages = await found.journal.messages(wanted)
-    except StoreError as error:
-        inline = [entry for entry in wanted if entry.body is not None]
-        messages = await found.journal.messages(inline)
-        return _pair(inline, messages), str(error)
-    return _pair(wanted, messages), ""
+        return _pair(wanted, await found.journal.messages(wanted)), ""
+    except EverlongError as error:
+        problem = str(error)
+    # One that is lost or unknown hides no other.
+    messages: dict[int, Message] = {}
+    for entry in wanted:
+        if entry.body is not None:
+            with contextlib.suppress(EverlongError):
+                messages |= _pair([entry], await found.journal.messages([entry]))
+    return messages, problem
 
 
 def _pair(entries: Iterable[Entry], messages: Iterable[Message]) -> dict[int, Message]:
@@ -355,11 +365,10 @@ class _Builder:
         held = self._held
         after = () if held is None else held.entries
         every = [*entries, *after]
-        texts = dict(messages) | {
-            entry.seq: parse_message(entry.kind, entry.body)
-            for entry in after
-            if entry.body is not None and entry.kind in MESSAGE_KINDS
-        }
+        texts = dict(messages)
+        for entry in after:
+            if (message := _parse_inline(entry)) is not None:
+                texts[entry.seq] = message
         journalled = entries[-1].seq if entries else 0
         shown = self._cut_texts(every, texts)
         calls = _CallTable(every, texts, () if held is None else held.calls, journalled)
@@ -561,10 +570,17 @@ def _build_mark(entry: Entry, *, is_entry: bool) -> Mark:
         seq=entry.seq,
         kind=entry.kind,
         time_ms=entry.time_ms,
-        text=shorten_line(summarise_note(entry)),
+        text=_describe_note(entry),
         thread_id=str(data.get("thread_id", "")),
         is_entry=is_entry,
     )
+
+
+def _describe_note(entry: Entry) -> str:
+    try:
+        return shorten_line(summarise_note(entry))
+    except (KeyError, TypeError, ValueError):  # A newer Everlong wrote it.
+        return "of a kind that this Everlong does not know"
 
 
 def _describe_event(entry: Entry) -> str:
@@ -577,7 +593,7 @@ def _describe_event(entry: Entry) -> str:
         case Kind.ASKED:
             return "approval asked for"
         case Kind.VOTED:
-            return f"approved{by}{changed}, {data['votes']} of {data['needed']}{reason}"
+            return f"approved{by}{changed}, {data.get('votes')} of {data.get('needed')}{reason}"
         case Kind.OUTCOME_UNKNOWN:
             return f"outcome unknown: {describe_cause(str(data.get('cause', '')))}"
     if data.get("escalated"):
@@ -594,9 +610,19 @@ def describe_cause(cause: str) -> str:
     return _CAUSES.get(cause, cause)
 
 
+def _parse_inline(entry: Entry) -> Message | None:
+    """Return the message of an entry that holds it; None if it holds none, or none that is known."""
+    if entry.body is None or entry.kind not in MESSAGE_KINDS:
+        return None
+    try:
+        return parse_message(entry.kind, entry.body)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _get_preview(entry: Entry) -> str:
-    if entry.body is not None and entry.kind in MESSAGE_KINDS:
-        return parse_message(entry.kind, entry.body).text
+    if (message := _parse_inline(entry)) is not None:
+        return message.text
     return f"{entry.ref.preview}…" if entry.ref is not None and entry.ref.preview else ""
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everlong.admin.conversation import (
     PAGE_ENTRIES,
@@ -14,7 +16,8 @@ from everlong.admin.conversation import (
     Turn,
     build_items,
     choose_range,
-    cut_to_groups,
+    cut_end,
+    cut_start,
     find_place,
     insert_rolls,
 )
@@ -94,16 +97,65 @@ def test_a_page_has_a_bounded_range(arguments: Any, seqs: tuple[int, int]) -> No
     assert choose_range(*arguments) == seqs
 
 
+def seqs(entries: Sequence[Entry]) -> list[int]:
+    return [entry.seq for entry in entries]
+
+
 def test_a_reply_and_its_results_are_on_one_page() -> None:
     entries = [say(1), reply(2, "a", "b"), result(3, "a"), result(4, "b"), reply(5, "c")]
     entries += [result(6, "c"), say(7, "done", Kind.REPLY)]
-    assert [entry.seq for entry in cut_to_groups(entries[2:], 7)] == [5, 6, 7]
-    assert [entry.seq for entry in cut_to_groups(entries[:6], 7)] == [1, 2, 3, 4]
-    assert [entry.seq for entry in cut_to_groups(entries, 7)] == [1, 2, 3, 4, 5, 6, 7]
-    # Pages meet: the earlier one ends where the later one begins.
-    assert [entry.seq for entry in cut_to_groups(entries[:4], 7)] == [1]
+    assert seqs(cut_start(entries[2:])) == [5, 6, 7]
+    assert seqs(cut_start(entries[:4])) == [1, 2, 3, 4]
+    assert seqs(cut_end(entries[:6])) == [1, 2, 3, 4]
     # Nothing begins here, and something has to be shown.
-    assert [entry.seq for entry in cut_to_groups(entries[2:4], 7)] == [3, 4]
+    assert seqs(cut_start(entries[2:4])) == [3, 4]
+    assert seqs(cut_end(entries[1:4])) == [2, 3, 4]
+
+
+KINDS = st.lists(st.sampled_from("mrtta"), min_size=1, max_size=60)
+
+
+def build_journal(kinds: Sequence[str]) -> list[Entry]:
+    approval = Approval(id="2-1-5f0c", tool="b", arguments="{}", asked_ms=BEGAN_MS)
+    made: list[Entry] = []
+    for seq, kind in enumerate(kinds, 1):
+        if kind == "a":
+            made.append(note(seq, Kind.ASKED, approval))
+        elif kind == "t":
+            made.append(result(seq, "a"))
+        else:
+            made.append(say(seq, kind=Kind.REPLY if kind == "r" else Kind.MESSAGE))
+    return made
+
+
+@given(KINDS, st.integers(1, 9))
+def test_pages_in_either_direction_hold_each_entry_once(kinds: list[str], size: int) -> None:
+    entries = build_journal(kinds)
+    found: list[int] = []
+    first = len(entries) + 1
+    while first > 1:
+        page = cut_start(entries[max(0, first - 1 - size) : first - 1])
+        found = [*seqs(page), *found]
+        first = page[0].seq
+    assert found == seqs(entries)
+    found, last = [], 0
+    while last < len(entries):
+        page = entries[last : last + size]
+        page = cut_end(page) if last + size < len(entries) else page
+        found += seqs(page)
+        last = page[-1].seq
+    assert found == seqs(entries)
+
+
+def test_a_damaged_entry_hides_no_other() -> None:
+    damaged = Entry(seq=1, kind=Kind.REPLY, time_ms=BEGAN_MS, size_bytes=2, body={})
+    unknown = Entry(seq=2, kind=Kind.LIMIT, time_ms=BEGAN_MS, size_bytes=2, data={})
+    items = build_items(
+        [damaged, unknown, say(3)], {3: Message(role="user", text="hi")}, None, "no"
+    )
+    assert turn(items[0]).problem == "no"
+    assert isinstance(items[1], Mark)
+    assert turn(items[2]).body.text == "hi"
 
 
 def test_results_and_decisions_are_shown_with_their_calls() -> None:

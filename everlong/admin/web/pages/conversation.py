@@ -98,7 +98,7 @@ async def _load_waiting(context: AppContext, talk: ConversationPage) -> dict[str
 def _find_again(talk: ConversationPage, *, is_nested: bool) -> dict[str, Any]:
     """Return the failure that ends a conversation, and the seq of the message whose turn failed."""
     turns = [item for item in talk.items if isinstance(item, Turn)]
-    messages = [turn.seq for turn in turns if turn.kind == Kind.MESSAGE]
+    messages = [turn.seq for turn in turns if turn.kind == Kind.MESSAGE and turn.is_journalled]
     is_failed = talk.is_newest and turns and turns[-1].kind == Kind.FAILURE
     if is_nested or not is_failed or not messages:
         return {"again_seq": None, "again_key": ""}

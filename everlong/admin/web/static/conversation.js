@@ -11,6 +11,8 @@ const ITEMS_MAX = 200;
 const NEAR_PX = 120;
 // Entries before one that a link names. A page has 80, and a reply with its results fewer than 60.
 const AROUND = 60;
+// Entries, approvals and unknown outcomes have addresses.
+const LINKED = /^#(entry|approval|outcome)-[\w-]+$/;
 
 export function startConversation() {
   const talk = document.querySelector("[data-talk]");
@@ -37,7 +39,7 @@ class Conversation {
     document.addEventListener("scroll", () => this.showEnd(), { passive: true });
     addEventListener("hashchange", () => this.openLinked());
     history.scrollRestoration = "manual";
-    if (location.hash) this.openLinked();
+    if (LINKED.test(location.hash)) this.openLinked();
     else if (!/[?&](before|after)=/.test(location.search)) scrollToEnd();
     this.showEnd();
   }
@@ -50,10 +52,11 @@ class Conversation {
     return this.list.dataset.newest === "true";
   }
 
-  // Reads the newest entries again, once the thread has news.
+  // Reads the newest entries again, once the thread has news. A page that a person has asked for comes
+  // first.
   async follow() {
     const version = readVersion();
-    if (version === this.version) return;
+    if (version === this.version || this.asked) return;
     if (!this.isNewest) {
       this.toEnd.dataset.news = "";
       this.showEnd();
@@ -86,7 +89,7 @@ class Conversation {
 
   async load(where) {
     const { first, last } = this.list.dataset;
-    const fresh = await this.read({ before: `before=${first}`, after: `after=${last}`, newest: "" }[where]);
+    const fresh = await this.ask({ before: `before=${first}`, after: `after=${last}`, newest: "" }[where]);
     if (!fresh) return;
     if (where === "newest") {
       this.replace(fresh);
@@ -115,10 +118,11 @@ class Conversation {
 
   // Opens the entry or the approval that the address names.
   async openLinked() {
-    const id = decodeURIComponent(location.hash.slice(1));
+    if (!LINKED.test(location.hash)) return;
+    const id = location.hash.slice(1);
     const seq = Number(/^entry-(\d+)$/.exec(id)?.[1] || 0);
     if (seq && !document.getElementById(id)) {
-      const fresh = await this.read(`after=${Math.max(0, seq - AROUND)}`);
+      const fresh = await this.ask(`after=${Math.max(0, seq - AROUND)}`);
       if (fresh) this.replace(fresh);
     }
     const target = document.getElementById(id);
@@ -137,6 +141,16 @@ class Conversation {
     list.replaceWith(fresh);
     this.version = readVersion();
     this.update();
+  }
+
+  // Reads a page for a person.
+  async ask(query) {
+    const mine = (this.asked = {});
+    try {
+      return await this.read(query);
+    } finally {
+      if (this.asked === mine) this.asked = null;
+    }
   }
 
   // Reads a page. An older request in flight is given up.
@@ -194,7 +208,7 @@ class Conversation {
 
   async goToEnd() {
     if (!this.isNewest) {
-      const fresh = await this.read("");
+      const fresh = await this.ask("");
       if (!fresh) return;
       this.replace(fresh);
     }
