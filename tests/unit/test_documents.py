@@ -48,6 +48,34 @@ def test_the_sample_of_the_readme_is_short_and_runs() -> None:
     assert any(isinstance(value, everlong.Agent) for value in namespace.values())
 
 
+def read_row(text: str, heading: str, variant: str) -> list[str]:
+    """Return the cells of a variant's row in the table below a heading of the benchmarks."""
+    section = text.partition(f"### {heading}\n")[2].partition("\n### ")[0]
+    [row] = [line for line in section.splitlines() if line.startswith(f"| {variant} |")]
+    return [cell.strip().replace(",", "") for cell in row.strip("|").split("|")]
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    sdk, ours = (
+        read_row(page, "To step 200", name) for name in ("SDK ExternalStorage", "Everlong")
+    )
+    history = [f"{int(row[4]) / 1e6:.{digits}f} MB" for row, digits in ((sdk, 1), (ours, 2))]
+    bucket = [f"{int(row[6]) / 1e6:.{digits}f} MB" for row, digits in ((sdk, 0), (ours, 1))]
+    resumes = [
+        f"{int(read_row(page, heading, name)[1]) / 1000:.1f} s"
+        for heading, name in (
+            ("Cold resume at step 60", "plain"),
+            ("Cold resume at step 200", "SDK ExternalStorage"),
+            ("Cold resume at step 200", "Everlong"),
+        )
+    ]
+    assert f"ended in step 69 | {' | '.join(history)} |" in readme
+    assert f"| {' | '.join(bucket)} |" in readme
+    assert f"| {resumes[0]} at step 60 | {' | '.join(resumes[1:])} |" in readme
+
+
 def test_commands_in_documents_exist() -> None:
     commands = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined] # a Group
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
