@@ -18,7 +18,7 @@ from everlong.client.thread import ThreadHandle
 from everlong.errors import NotAnswered
 from everlong.models import Approval, Message
 from everlong.testing.recorded_spans import RecordedSpans
-from everlong.testing.time_skipping import skip_time
+from everlong.testing.time_skip import skip_time
 
 T = TypeVar("T")
 
@@ -224,7 +224,7 @@ class DrivenThread(ThreadHandle):
     async def restart_worker(self) -> None:
         """Stop the worker and start another, which has no thread in memory.
 
-        The next message resumes the thread: `spans.named("everlong.resume")`.
+        The next message resumes the thread: `spans.find("everlong.resume")`.
         """
         await self._restart()
 

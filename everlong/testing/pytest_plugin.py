@@ -41,7 +41,7 @@ def everlong_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start a Temporal dev server; its address. Needs `everlong[embedded]`."""
     # Imported here: a test run that needs no server does not pay for it.
     from everlong.embedded import start_server
-    from everlong.testing.time_skipping import SERVER_SETTINGS
+    from everlong.testing.time_skip import SERVER_SETTINGS
 
     folder = tmp_path_factory.mktemp("everlong-temporal")
     # A runner with its own loop leaves the current event loop of the thread as it is.

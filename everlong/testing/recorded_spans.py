@@ -18,7 +18,7 @@ class RecordedSpans:
         """The provider, for `EverlongPlugin`."""
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
 
-    def named(self, name: str) -> list[ReadableSpan]:
+    def find(self, name: str) -> list[ReadableSpan]:
         """Return the spans of that name, in the order in which they ended.
 
         "chat" and "execute_tool" find the spans whose names add the model or the tool.

@@ -500,7 +500,7 @@ class AgentWorkflow:
         return approvals.list_pending(self._thread.state)
 
     @workflow.query(name=UNJOURNALLED_QUERY)
-    def unjournalled(self) -> Unjournalled:
+    def list_unjournalled(self) -> Unjournalled:
         """Return what the thread holds that its journal does not have yet."""
         state = self._thread.state
         return Unjournalled(

@@ -23,7 +23,7 @@ from everlong.testing import (
     call,
 )
 from everlong.testing.scripted_model import Script
-from everlong.testing.time_skipping import skip_time
+from everlong.testing.time_skip import skip_time
 
 pytest_plugins = ["pytester"]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-your-agent.md"
@@ -81,10 +81,10 @@ async def test_a_test_sees_steps_approvals_spans_and_sizes(run_agent: RunAgent) 
 
         await thread.restart_worker()
         assert await thread.ask("and now?") == "bye"
-        [resume] = thread.spans.named("everlong.resume")
+        [resume] = thread.spans.find("everlong.resume")
         assert resume.attributes is not None
         assert resume.attributes["everlong.resume.cause"] == "new_worker"
-        assert len(thread.spans.named("chat")) == 4
+        assert len(thread.spans.find("chat")) == 4
         thread.spans.clear()
         assert thread.spans.all() == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from everlong.embedded import TemporalServer, start_server
-from everlong.testing.time_skipping import SERVER_SETTINGS
+from everlong.testing.time_skip import SERVER_SETTINGS
 
 QUICK_DELETES: Final = {
     "history.transferProcessorEnsureCloseBeforeDelete": "false",
