@@ -174,6 +174,10 @@ bench-sticky: $(READY) ## Measure both sides of the sticky timeout: kills and bu
 bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 and 100,000 threads; BENCH=--quick for a short run
 	@$(BIN)/python -m bench.admin $(BENCH)
 
+.PHONY: bench-live
+bench-live: $(READY) ## Measure live output: delay to a page, 200 threads at once, requests; BENCH=--quick for a short run
+	@$(BIN)/python -m bench.live $(BENCH)
+
 FUZZ ?= 100
 fuzz-api: $(READY) ## Send valid and invalid requests to every API route; FUZZ=100 requests a route
 	EVERLONG_FUZZ_EXAMPLES=$(FUZZ) $(BIN)/pytest -q tests/server/test_api_schema.py

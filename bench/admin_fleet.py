@@ -140,9 +140,7 @@ async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[
                     report.add(f"{size:,}: {what}, requests", made, most=REQUESTS_MAX)
             for name in ("VmRSS", "VmHWM"):
                 what = {"VmRSS": "memory", "VmHWM": "peak memory"}[name]
-                report.add(
-                    f"{size:,}: {what}", _read_memory_mib(pid, name), "MiB", most=RSS_MIB_MAX
-                )
+                report.add(f"{size:,}: {what}", read_memory_mib(pid, name), "MiB", most=RSS_MIB_MAX)
     return found
 
 
@@ -209,9 +207,9 @@ async def _ask(
     headers: dict[str, str],
     asked: int,
 ) -> Measured:
-    before, cpu_before = server.calls.total(), _read_cpu_seconds(pid)
+    before, cpu_before = server.calls.total(), read_cpu_seconds(pid)
     took = [await _measure_first_byte_ms(browser, path(number), headers) for number in range(asked)]
-    made, cpu = server.calls.total() - before, _read_cpu_seconds(pid) - cpu_before
+    made, cpu = server.calls.total() - before, read_cpu_seconds(pid) - cpu_before
     return Measured(statistics.median(took), max(took), 1000 * cpu / asked, made / asked)
 
 
@@ -241,12 +239,14 @@ async def _wait_until_complete(browser: httpx.AsyncClient, threads: int) -> floa
     raise TimeoutError(f"the list is not complete after {_COMPLETE_SECONDS_MAX:.0f} s")
 
 
-def _read_cpu_seconds(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _read_memory_mib(pid: int, name: str) -> float:
+def read_memory_mib(pid: int, name: str) -> float:
+    """Return a size from a process's status: `VmRSS` now, `VmHWM` at most so far."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
     if found is None:

@@ -1,17 +1,24 @@
 """Live output in the conversation: replies word by word, progress of tools, what is cut off."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
+from everlong.client.thread import ThreadHandle
+from everlong.config import load_settings, point_to_embedded
+from everlong.embedded import start_worker
 from everlong.live import LiveSender, LiveServer
 from everlong.live import hub as hub_module
 from everlong.live.sender import StepOutput
+from everlong.worker_options import READY
 from tests.support.dashboard import Stage, open_page, shoot, wait_until
+from tests.support.live_agent import ANSWER as WHOLE
 from tests.support.page_checks import check_page
 
 TEXT = "hello, tell me in many words what has happened"
@@ -140,3 +147,38 @@ async def test_a_hidden_page_gives_its_connection_back(stage: Stage, page: Page)
         return stage.context.live.listeners == before
 
     await wait_until(listens)
+
+
+@pytest.mark.full
+async def test_a_kill_in_mid_reply_is_seen_and_the_retry_of_another_worker_too(
+    stage: Stage, page: Page, tmp_path: Path
+) -> None:
+    address = stage.client.service_client.config.target_host
+    base = load_settings({"EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_TASK_QUEUE": "writers"})
+    settings = dataclasses.replace(
+        point_to_embedded(base, address), store=repr(stage.threads.store), live_url=stage.url
+    )
+    agents = ["tests.support.live_agent:writer"]
+    handle = ThreadHandle(
+        stage.client, "live-6", packs=stage.context.packs, task_queue=settings.task_queue
+    )
+    step = page.locator("[data-live-output] .live-step")
+    with start_worker(settings, agents, name="first") as first:
+        await first.wait_for_output(READY, 60)
+        await handle.send("write", agent="writer")
+        await page.goto("/threads/live-6")
+        await expect(step).to_contain_text("word-5")
+        first.kill()
+        await expect(step).to_have_attribute("data-state", "cut")
+        await expect(step).to_contain_text("Cut off: its worker does not answer")
+        shown = await step.locator(".live-text").inner_text()
+        assert WHOLE.startswith(shown.strip())
+        assert len(shown) < len(WHOLE)
+        await shoot(page, "live-killed", whole=False)
+    with start_worker(settings, agents, name="second") as second:
+        await second.wait_for_output(READY, 60)
+        await expect(step).to_contain_text("Writing a reply, attempt 2")
+        await expect(step).to_contain_text("word-5")
+        await shoot(page, "live-retried", whole=False)
+        await expect(page.locator("#entry-2")).to_contain_text("word-59")
+        await expect(step).to_have_count(0)
