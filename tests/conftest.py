@@ -26,7 +26,8 @@ pytest_plugins = ["everlong.testing.pytest_plugin"]
 HERE = Path(__file__).parent
 save_go_cpu()
 # The sandbox imports the module of a workflow again for each run and each replay. A test module
-# would bring 85 modules of pytest with it, which takes 0.2 s of CPU each time.
+# would bring 85 modules of pytest with it, which takes 0.2 s of CPU each time, and 50 of OpenTelemetry.
+SandboxRestrictions.default.passthrough_modules.add("opentelemetry")
 SandboxRestrictions.default.passthrough_modules.update(
     ("pytest", "_pytest", "pytest_asyncio", "pluggy", "pygments", "iniconfig", "py", "hypothesis")
 )
