@@ -25,10 +25,15 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # untyped, as above
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        if file.startswith(_BROWSER):
-            return f"{_BROWSER}{_list_browser_files().index(file) % _BROWSERS_MAX}"
-        return nodeid if _is_divisible(file) else file
+        return find_unit(nodeid)
+
+
+def find_unit(nodeid: str) -> str:
+    """Return the name of the unit of work that a test belongs to."""
+    file = nodeid.split("::", 1)[0]
+    if file.startswith(_BROWSER):
+        return f"{_BROWSER}{_list_browser_files().index(file) % _BROWSERS_MAX}"
+    return nodeid if _is_divisible(file) else file
 
 
 def spread(some: Sequence[ItemT], others: Sequence[ItemT]) -> list[ItemT]:
