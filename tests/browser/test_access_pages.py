@@ -84,6 +84,12 @@ async def test_buttons_that_a_role_may_not_use_are_not_shown(
             for name in BUTTONS:
                 button = page.get_by_role("button", name=name)
                 await expect(button).to_have_count(1 if operates else 0)
+            # The composer and the labels are for operators, the call in its place for approvers.
+            for name in ("Message to roles-1", "Add a label"):
+                await expect(page.get_by_label(name)).to_have_count(1 if operates else 0)
+            call = page.get_by_role("article", name="Approval of restart")
+            await expect(call).to_be_visible()
+            await expect(call.get_by_role("button")).to_have_count(2 if decides else 0)
             await page.goto("/approvals")
             card = page.get_by_role("article").filter(has_text="roles-1")
             await expect(card).to_be_visible()

@@ -74,6 +74,9 @@ async def test_the_pictures_of_the_documents_can_be_taken(stage: Stage) -> None:
         await take_picture(page, "dashboard")
         address = await write_long_journal(stage, "checkout-incident", 900, compacted_seq=600)
         await page.set_viewport_size({"width": 1280, "height": 900})
+        text = "investigate why checkout is slow again, and mend it if you may"
+        await stage.send("checkout-incident", text)
         await page.goto(address)
-        await expect(page.locator("[data-turns] > li").last).to_be_in_viewport()
+        await expect(page.get_by_role("article", name="Approval of restart")).to_be_in_viewport()
+        await expect(page.get_by_text("A person has to decide")).to_be_in_viewport()
         await take_picture(page, "dashboard-thread")

@@ -182,6 +182,44 @@ async def test_a_failed_turn_is_sent_again_and_a_draft_is_kept(stage: Stage, pag
     await expect(page.get_by_role("button", name="Send the message again")).to_have_count(1)
 
 
+async def test_labels_are_added_and_removed_on_the_page(stage: Stage, page: Page) -> None:
+    await stage.send_and_wait("labelled-1", "hello")
+    await page.goto("/threads/labelled-1")
+    field = page.get_by_label("Add a label")
+    await field.fill("team=payments")
+    await page.keyboard.press("Enter")
+    remove = page.get_by_role("button", name="Remove the label team=payments")
+    await expect(remove).to_be_visible()
+    await expect(field).to_have_value("")
+    await check_page(page)
+    await remove.click()
+    await expect(remove).to_have_count(0)
+    await expect(field).to_be_focused()
+
+
+async def test_without_scripts_tabs_and_pages_are_links(stage: Stage, thread_url: str) -> None:
+    context = await stage.browser.new_context(base_url=stage.url, java_script_enabled=False)
+    try:
+        page = await context.new_page()
+        await page.goto(thread_url)
+        await expect(page.locator("[data-turns] > li").last).to_contain_text("remembered")
+        for tab, text in (
+            ("State", "15 of 100,000"),
+            ("Size", "Size per step"),
+            ("Runs", "one Temporal execution each"),
+            ("Time travel", "state and context at any entry"),
+        ):
+            await page.get_by_role("link", name=tab, exact=True).click()
+            await expect(page.locator("main")).to_contain_text(text)
+        await page.goto(f"{thread_url}?tab=time-travel&seq=3")
+        await expect(page.get_by_role("heading", name="After entry 3")).to_be_visible()
+        await page.goto(f"{thread_url}?before=10")
+        await page.get_by_role("link", name="Show later entries").click()
+        await expect(page.locator("[data-turns] > li").last).to_contain_text("remembered")
+    finally:
+        await context.close()
+
+
 async def test_a_sub_agents_conversation_opens_in_place_with_links_both_ways(
     stage: Stage, page: Page
 ) -> None:

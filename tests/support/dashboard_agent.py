@@ -10,6 +10,14 @@ from everlong.testing import ScriptedModel, workload
 from tests.support.scripted_agents import call, calls_done, results
 
 LONG_CHARS = 200_000
+FINDINGS = """The pool of **payments** is too small since 2.41.0:
+
+| time  | p95    | in use   |
+|-------|--------|----------|
+| 13:58 | 0.21 s | 12 of 64 |
+| 14:02 | 1.84 s | 32 of 32 |
+
+I would set `pool.max_size` back to 64, which needs a restart."""
 STEP_SECONDS = 0.4
 
 
@@ -53,6 +61,9 @@ def script(turn: Sequence[Message]) -> Reply:
     if word in ("read", "tick") and done < int(rest):
         name, field = ("read_page", "page") if word == "read" else ("tick", "minute")
         return Reply(tool_calls=(call(done, name, **{field: done}),), tokens=1200, cost_usd=0.003)
+    if word == "investigate" and not done:
+        wanted_call = call(0, "restart", service="payments", region="eu-west-1")
+        return Reply(text=FINDINGS, tool_calls=(wanted_call,), tokens=5_312, cost_usd=0.021)
     if word in ("restart", "remember", "long", "delegate", "charge") and not done:
         wanted = {
             "restart": call(0, "restart", service=rest),
