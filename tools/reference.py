@@ -135,7 +135,8 @@ def generate_spans() -> str:
         for each in SPANS
     ]
     parts = [
-        f"Every span of a thread has {', '.join(map(code, IDENTITY))}.\n",
+        f"A span of a thread has {code(IDENTITY[0])}; one of a run also {code(IDENTITY[1])}, and one "
+        f"of an agent also {code(IDENTITY[2])}.\n",
         build_table(["span", "measures", "other attributes"], rows),
         f"Only if contents are switched on: {', '.join(map(code, CONTENTS))}.\n",
     ]

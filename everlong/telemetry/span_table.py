@@ -29,6 +29,7 @@ from everlong.telemetry.spans import (
 )
 
 _OPERATION: Final = "gen_ai.operation.name"
+_WORKFLOW: Final = "everlong.workflow.type"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,8 @@ class SpanDescription:
     """Beyond `IDENTITY`."""
 
 
-IDENTITY: Final = (THREAD, RUN, "everlong.workflow.type", AGENT)
-"""Attributes of every span of a thread. A sweep is of no thread."""
+IDENTITY: Final = (THREAD, RUN, AGENT)
+"""Attributes of every span of a thread, where there is a run and an agent. A sweep is of no thread."""
 
 CONTENTS: Final = (
     *("gen_ai.system_instructions", "gen_ai.input.messages", "gen_ai.output.messages"),
@@ -55,18 +56,21 @@ SPANS: Final = (
         RESUME,
         "A resume of any workflow: from the start of the task on the server to the first activation "
         "that was not replayed.",
-        tuple(
-            f"{RESUME}.{name}"
-            for name in (
-                *("cause", "end", "attempt", "events", "activations", "history_bytes", "blobs"),
-                *("bytes", "cache.hits", "cache.misses", "prefetch.blobs", "prefetch.bytes"),
-                *("queue_seconds", "history_seconds", "scan_seconds", "read_seconds"),
-                *("replay_seconds", "command_seconds"),
-            )
+        (
+            _WORKFLOW,
+            *(
+                f"{RESUME}.{name}"
+                for name in (
+                    *("cause", "end", "attempt", "events", "activations", "history_bytes", "blobs"),
+                    *("bytes", "cache.hits", "cache.misses", "prefetch.blobs", "prefetch.bytes"),
+                    *("queue_seconds", "history_seconds", "scan_seconds", "read_seconds"),
+                    *("replay_seconds", "command_seconds"),
+                )
+            ),
         ),
     ),
     *(
-        SpanDescription(f"{RESUME}.{part}", text)
+        SpanDescription(f"{RESUME}.{part}", text, (_WORKFLOW,))
         for part, text in (
             ("queue", "Before a resume: the task was in the queue."),
             ("history", "Part of a resume: until the worker had the history."),
@@ -125,7 +129,7 @@ SPANS: Final = (
     SpanDescription(
         CONTINUE_AS_NEW,
         "From the end of a run to the first task of the next.",
-        ("everlong.next_run.id", f"{CONTINUE_AS_NEW}.bytes"),
+        (_WORKFLOW, "everlong.next_run.id", f"{CONTINUE_AS_NEW}.bytes"),
     ),
     SpanDescription(
         APPROVAL,
