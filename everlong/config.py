@@ -98,7 +98,7 @@ class Settings:
     trusted_proxies: str
     """`EVERLONG_TRUSTED_PROXIES`: comma-separated addresses or networks of the proxy."""
     notify: str
-    """`EVERLONG_NOTIFY`: TOML file of who is told of approvals, limits and failures, and how. Empty:
+    """`EVERLONG_NOTIFY`: TOML file of who gets notifications, of what, and how. Empty:
     no notifications."""
     temporal_ui: str
     """`EVERLONG_TEMPORAL_UI`: URL of the Temporal UI, for links to runs."""

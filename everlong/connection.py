@@ -187,7 +187,7 @@ def load_configured_notify(settings: Settings) -> "Notify | None":
     """Return the configuration of notifications; None without one."""
     if not settings.notify:
         return None
-    # Imported here: most commands notify nobody.
+    # Imported here: most commands send no notification.
     from everlong.notify.config import load_notify
 
     return load_notify(settings.notify, copy_environment())

@@ -173,7 +173,7 @@ GRANT_SECONDS_MAX: Final = 365 * 24 * 3600.0
 GRANT_LOOKUP_SECONDS_MAX: Final = 5.0
 # Arguments that a person has changed, as JSON: what the approvals page shows of a call.
 EDIT_BYTES_MAX: Final = 32 * KIB
-# Of these, what the model is told of.
+# Of these, what the model gets.
 EDIT_SHOWN_BYTES_MAX: Final = 2 * KIB
 # Result that a person reports for a call, as JSON: it stays in operational state until the next model
 # call, so it has the size of a denial with its reason.

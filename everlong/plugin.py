@@ -134,7 +134,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         record_contents: Record the inputs and outputs of models and tools in their spans.
         live: The admin server to which workers send live output: the text of replies while models
             write them, and the progress of tools. Best effort; if None, models are not asked to stream.
-        notify: Who is told of approvals, limits and failures, and how: see `everlong.notify`.
+        notify: Who gets notifications of approvals, limits and failures, and how: see `everlong.notify`.
 
     """
 

@@ -31,7 +31,7 @@ from everlong.storage.agent_grants import AgentGrants, explain_count, find_grant
 from everlong.storage.context_store import ContextStore
 from everlong.storage.pack_store import PackStore
 
-# Faults of arguments that a person is told of.
+# Faults of arguments that a person sees.
 _FAULTS_MAX = 5
 
 
@@ -162,7 +162,7 @@ def _describe_faults(error: ValidationError) -> str:
 
 
 def describe_edit(edited: EditedArguments) -> str:
-    """Return what the model is told of changed arguments, before the call's result."""
+    """Return what the model reads about changed arguments, before the call's result."""
     data = to_json(edited.arguments)
     shown = data[: limits.EDIT_SHOWN_BYTES_MAX].decode(errors="ignore")
     cut = " ..." if len(data) > limits.EDIT_SHOWN_BYTES_MAX else ""

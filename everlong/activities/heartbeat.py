@@ -60,7 +60,7 @@ class Heartbeat:
     async def _retry(
         self, work: Callable[[], Awaitable[T]], seconds_max: float, *, signals: bool
     ) -> T:
-        """Retry store work. With `signals`, tell the thread once that this lasts."""
+        """Retry store work. With `signals`, signal the thread once that this lasts."""
         begun = time.monotonic()
         deadline, signal_at = begun + seconds_max, begun + limits.HOLD_SECONDS_MAX
         pause_seconds = 0.1

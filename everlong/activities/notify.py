@@ -137,7 +137,7 @@ def find_wanted(notify: Notify | None, agent: str) -> int:
 
 
 def mark_quiet(notify: Notify | None, agent: str, calls: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return wanted calls, those marked that no sink is told of."""
+    """Return wanted calls, those marked that no sink gets."""
     if notify is None or not notify.build_mask(agent):
         return calls
     return tuple(

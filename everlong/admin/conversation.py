@@ -57,7 +57,7 @@ _PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-")
 _EVENTS: Final = frozenset(
     {Kind.ASKED, Kind.DECIDED, Kind.VOTED, Kind.OUTCOME_UNKNOWN, Kind.OUTCOME_RESOLVED}
 )
-"""Kinds of entries that tell of one call."""
+"""Kinds of entries about one call."""
 _CAUSES: Final[Mapping[str, str]] = {
     "lost": "its worker was lost while it ran",
     "timeout": "it did not end in its time",

@@ -65,10 +65,10 @@ class ResultTooLarge(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """Raise it in a tool with `effects="once"` that cannot tell whether it took effect.
+    """Raise it in a tool with `effects="once"` that does not know whether it took effect.
 
     For example if the connection broke after the request was sent. A person is asked then, and the model
-    is told nothing until the answer. In any other tool it is an error like others: the call is retried.
+    gets nothing until the answer. In any other tool it is an error like others: the call is retried.
     """
 
 

@@ -139,7 +139,7 @@ class ChatSession:
     async def open(self) -> Sequence[str]:
         """Print the end of the conversation so far; return earlier messages, oldest first.
 
-        Raises `ThreadNotFound` and `ThreadEnded` if there is nobody to talk to.
+        Raises `ThreadNotFound` and `ThreadEnded` if the thread cannot answer.
         """
         progress = await self._find_progress()
         if progress is None:

@@ -195,7 +195,7 @@ async def _report_end(stack: EmbeddedStack) -> None:
 
 
 async def _restart_worker(stack: EmbeddedStack, changed: Sequence[Path]) -> None:
-    # The old worker stops first: while the new code fails to load, old code answers nobody.
+    # The old worker stops first: while the new code fails to load, old code answers no message.
     names = [_shorten(path) for path in changed[:_CHANGES_SHOWN_MAX]]
     if len(changed) > len(names):
         names.append(f"{len(changed) - len(names)} more")

@@ -36,7 +36,7 @@ RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 300.0
 # After the answer that some are missing: 60 calls an hour, for a worker.
 MISSING_SECONDS: Final = 60.0
-# After the answer that an optional one is missing: a person has just been told to run `everlong setup`.
+# After the answer that an optional one is missing: the error has just named `everlong setup`.
 OPTIONAL_SECONDS: Final = 5.0
 
 

@@ -95,7 +95,7 @@ class _Thread:
         self.steps: OrderedDict[str, _Step] = OrderedDict()
         """By `reply`, or by the id of the tool call."""
 
-    def tell(self, name: str, step: _Step, **more: str | int | bool) -> None:
+    def publish(self, name: str, step: _Step, **more: str | int | bool) -> None:
         event = LiveEvent(name, step.describe() | more)  # type: ignore[arg-type] # a literal of ours
         for listener in list(self.listeners):
             listener.put(event)
@@ -203,7 +203,7 @@ class LiveHub:
             return False
         if step.state != "running":  # New, or taken for interrupted before.
             step.state = "running"
-            thread.tell("start", step)
+            thread.publish("start", step)
         if report.kind == "tool":
             self._take_progress(thread, step, report.text[:PROGRESS_CHARS_MAX])
         elif not self._take_text(thread, step, report):
@@ -218,7 +218,7 @@ class LiveHub:
         if text and text != step.text:
             self._chars += len(text) - len(step.text)
             step.text = text
-            thread.tell("progress", step, text=text)
+            thread.publish("progress", step, text=text)
 
     def _take_text(self, thread: _Thread, step: _Step, report: LiveStep) -> bool:
         have = len(step.text)
@@ -232,7 +232,7 @@ class LiveHub:
             return False
         step.text += piece
         self._chars += len(piece)
-        thread.tell("delta", step, offset=have, text=piece)
+        thread.publish("delta", step, offset=have, text=piece)
         return True
 
     def _end(self, thread: _Thread, step: _Step, name: str, *, reason: str = "") -> None:
@@ -240,7 +240,7 @@ class LiveHub:
         was_running = step.is_running
         step.state = "done" if name == "done" else reason
         if was_running:
-            thread.tell(name, step, **({"reason": reason} if reason else {}))
+            thread.publish(name, step, **({"reason": reason} if reason else {}))
 
     def _forget_text(self, step: _Step) -> None:
         self._chars -= len(step.text)

@@ -1,8 +1,8 @@
 """Sender of live output: posts the running steps of one process, from an OS thread of its own.
 
 It never blocks a step, and a step never fails because of it: text is kept in memory within bounds, and
-dropped if the admin server is away. While nobody follows a thread, the server only learns once a second
-that its steps run, so that a listener who comes later gets the text so far.
+dropped if the admin server is away. While no listener follows a thread, the server only learns once a
+second that its steps run, so that a listener who comes later gets the text so far.
 """
 
 import dataclasses
@@ -320,7 +320,7 @@ class LiveSender:
             if report.id in answer.ended or report.state != "running":
                 self._forget(output)
             elif output.state != "running" and output.sent is None:
-                self._forget(output)  # Nobody follows the thread any more.
+                self._forget(output)  # No listener follows the thread any more.
             elif output.has_more():
                 self._has_news = True
 

@@ -105,7 +105,7 @@ def make_grant_id(scope: Scope, request: str) -> str:
 def digest_arguments(tool: str, arguments: object) -> str:
     """Return the digest of a tool's validated arguments, whatever the order of their names.
 
-    128 bits: nobody may find other arguments with the digest of those that a person has allowed.
+    128 bits: no attacker may find other arguments with the digest of those that a person has allowed.
     """
     data = to_json(_sort_names(to_jsonable_python(arguments, serialize_unknown=True)))
     name = tool.encode() + b"\0" + data

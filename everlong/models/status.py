@@ -70,7 +70,7 @@ def parse_status(text: str) -> Status:
         return Status.UNKNOWN
 
 
-# Reasons: the second word of a status, and the values of `EverlongReason` beside names of limits.
+# Reasons: the second word of a status, and the values of `EverlongReason` besides names of limits.
 
 PERSON: Final = "person"
 """Reason of a pause that a person requested. The name is not published: attributes are not sealed."""

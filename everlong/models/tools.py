@@ -69,7 +69,7 @@ class WantedCall:
     granted_by: Annotated[str, Field(exclude_if=operator.not_)] = ""
     """Name of the person who gave that grant."""
     quiet: Annotated[bool, Field(exclude_if=operator.not_)] = False
-    """Whether no sink is told of the call's approval."""
+    """Whether no sink gets the call's approval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class UnknownOutcome:
     """Time at which the outcome became unknown, in Unix milliseconds."""
     deadline_ms: int | None = None
     on_deadline: Literal["deny", "escalate"] = "deny"
-    """`deny`: at the deadline, the model is told that the outcome is unknown."""
+    """`deny`: at the deadline, the model reads that the outcome is unknown."""
     approvers: tuple[str, ...] = ()
     """Names that may resolve it; empty for every user who can reach the thread."""
     escalate_to: tuple[str, ...] = ()
@@ -296,7 +296,7 @@ class Call:
     """Digest of the tool's name and arguments."""
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
     quiet: Annotated[bool, Field(exclude_if=operator.not_)] = False
-    """Whether no sink is told of the call's approval."""
+    """Whether no sink gets the call's approval."""
     waits: PendingApproval | None = None
     """The pending approval; None otherwise."""
     approved: bool = False

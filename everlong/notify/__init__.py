@@ -1,4 +1,4 @@
-"""Notifications: who is told of what, by webhook, Slack or e-mail.
+"""Notifications: who gets which, by webhook, Slack or e-mail.
 
     EverlongPlugin(..., notify=Notify(url="https://everlong.example.com", sinks=[Webhook(...)]))
 

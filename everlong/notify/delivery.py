@@ -188,7 +188,7 @@ def build_jobs(sink: Sink, deliveries: Sequence[Delivery], base_url: str) -> lis
 def find_next_ms(now_ms: int, attempts: int, wait_seconds: float) -> int:
     """Return when a failed delivery is tried again, after `attempts` failures.
 
-    Times lie on a grid, so that the deliveries of a sink that fails come due together, in one activity.
+    Times are on a grid, so that the deliveries of a sink that fails come due together, in one activity.
     """
     seconds = min(
         limits.NOTIFIER_RETRY_SECONDS_MIN * 2.0 ** min(max(0, attempts - 1), 16),

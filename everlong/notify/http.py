@@ -1,7 +1,7 @@
 """HTTP requests to sinks: one POST with a deadline, on the standard library alone.
 
 The deadline is for the whole request, so a receiver that answers one byte at a time cannot hold it. No
-redirect is followed: it would carry a signed body, or a token, to an address that nobody configured.
+redirect is followed: it would carry a signed body, or a token, to an address that is not configured.
 """
 
 import asyncio

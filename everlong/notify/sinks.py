@@ -103,8 +103,8 @@ class Sink:
     Args:
         name: Its name in logs, metrics and histories: small letters, digits, `-` and `_`.
         events: Events that it gets; all by default.
-        agents: Agents whose threads it is told of; all by default.
-        tools: Tools whose approvals it is told of; all by default. Other events are not filtered by it.
+        agents: Agents whose threads it hears of; all by default.
+        tools: Tools whose approvals it hears of; all by default. Other events are not filtered by it.
         contents: Whether messages have the beginning of a call's arguments. Off by default.
         quiet: Hours in which nothing is sent; it is sent together, as a digest, when they end.
         digest_minutes: Collect notifications and send them together this often; 0 sends each at once.
@@ -166,7 +166,7 @@ class Sink:
         return self.wants_tool(item.tool)
 
     def wants_tool(self, tool: str) -> bool:
-        """Return whether this sink is told of a tool's approvals."""
+        """Return whether this sink gets a tool's approvals."""
         return not self.tools or not tool or tool in self.tools
 
     def find_due(self, now_ms: int) -> tuple[int, str] | None:
@@ -242,7 +242,7 @@ class Notify:
         return build_mask(events, contents=any(sink.contents for sink in sinks))
 
     def wants_tool(self, agent: str, tool: str) -> bool:
-        """Return whether a sink is told of a tool's approvals."""
+        """Return whether a sink gets a tool's approvals."""
         return any(
             (not sink.agents or agent in sink.agents) and sink.wants_tool(tool)
             for sink in self.sinks

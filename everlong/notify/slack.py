@@ -283,7 +283,7 @@ class CallbackReader:
             raise CallbackRefused("it has no valid timestamp")
         if abs(now - int(timestamp)) > AGE_SECONDS_MAX:
             raise CallbackRefused(f"it is older than {AGE_SECONDS_MAX:.0f} s")
-        # All secrets are compared, so that the time tells nothing.
+        # All secrets are compared, so that the time shows nothing.
         found = [
             sink
             for sink in self._sinks

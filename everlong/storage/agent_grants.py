@@ -91,7 +91,7 @@ class AgentGrants:
         return ""
 
     async def revoke(self, grant_id: str) -> Grant | None:
-        """Delete a grant, and return it; None if there is none of that id."""
+        """Delete a grant, and return it; None if no grant has that id."""
         for grant in await self.list():
             if grant.id == grant_id:
                 await self._packs.store.delete([self._make_key(grant.agent, grant_id)])

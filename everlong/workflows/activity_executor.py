@@ -146,7 +146,7 @@ class ActivityExecutor:
     async def check(
         self, name: str, argument: object, result_type: type[T], *, attempts_max: int = 0
     ) -> T:
-        """Run a short activity for an update, beside the steps. It is given up after a while.
+        """Run a short activity for an update, concurrently with the steps. It is given up after a while.
 
         A store that is down must not keep an update, and a roll, waiting.
         """

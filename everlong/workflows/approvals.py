@@ -92,7 +92,7 @@ def request(state: ThreadState, time_ms: int, wanted: Sequence[WantedCall] = ())
 
 
 def _holds(state: ThreadState, grant_id: str) -> bool:
-    """Whether a grant was not revoked during the model call. Of an agent's, the store has to tell."""
+    """Whether a grant was not revoked during the model call. For an agent's grant, the store decides."""
     return not is_thread_grant(grant_id) or any(each.id == grant_id for each in state.grants)
 
 

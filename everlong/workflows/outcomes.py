@@ -3,7 +3,7 @@
 Only calls whose effect must not happen twice are here (`CallOptions.once`). What their tool raises is a
 known outcome. Any other end of the activity, such as a lost worker, is not: the call waits for a person,
 who says that it was done, that it was not, or that it may run again with the same idempotency key. Until
-then the model is told nothing.
+then the model gets nothing.
 """
 
 from pydantic_core import to_json
@@ -138,7 +138,7 @@ def resolve(
 
 
 def apply_deadlines(state: ThreadState, time_ms: int) -> ThreadState:
-    """Escalate the outcomes whose deadline has passed, or tell the model that they are unknown."""
+    """Escalate the outcomes whose deadline has passed, or let the model know that they are unknown."""
     for outcome in list_unknown(state):
         if outcome.deadline_ms is None or outcome.deadline_ms > time_ms:
             continue

@@ -30,7 +30,7 @@ class _Renderer(RendererHTML):
     def image(
         self, tokens: Sequence[Token], idx: int, options: Any, env: Any
     ) -> str:  # markdown-it calls it by the token's type.
-        """Return the description of an image. A request for it would tell its server who reads."""
+        """Return the description of an image. A request for it would show its server who reads."""
         token = tokens[idx]
         text = self.renderInlineAsText(token.children or [], options, env)
         return f'<span class="image">image: {escape(text or "without a description")}</span>'

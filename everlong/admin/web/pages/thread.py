@@ -89,7 +89,7 @@ def parse_page_request(
     after: Seq | None = None,
     seq: Seq | None = None,
 ) -> PageRequest:
-    """Return the tab that a request is for: the first one if there is none of this name."""
+    """Return the tab that a request is for: the first one if no tab has this name."""
     tab = tab if tab in TABS else _FIRST_TAB
     return PageRequest(thread_id, tab, before, after, seq)
 

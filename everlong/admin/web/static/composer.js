@@ -75,7 +75,7 @@ class Composer {
   }
 }
 
-// Sends the message of a failed turn again: once for each failure, whoever asks for it.
+// Sends the message of a failed turn again: once for each failure, from any page.
 async function sendAgain(button) {
   button.disabled = true;
   try {

@@ -70,7 +70,7 @@ class LiveOutput {
     this.retry = setTimeout(() => this.open(), ms);
   }
 
-  // The stream begins, and tells what runs now. What was missed is in the journal.
+  // The stream begins with what runs now. What was missed is in the journal.
   begin() {
     this.failures = 0;
     for (const step of [...this.steps.values()]) step.remove();

@@ -40,7 +40,7 @@ class Palette {
       const option = event.target.closest("[role=option]");
       if (option) this.choose(Number(option.dataset.at));
     });
-    // A click beside the dialog closes it.
+    // A click outside the dialog closes it.
     dialog.addEventListener("click", (event) => {
       if (event.target === dialog) dialog.close();
     });
