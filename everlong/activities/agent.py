@@ -21,6 +21,7 @@ from temporalio.exceptions import ApplicationError
 from everlong import compaction, limits
 from everlong.activities.builtin_tools import Session, find_builtin, use_session
 from everlong.activities.call_status import signal_status, track_call
+from everlong.activities.compaction import CompactionPlan, plan_compaction, write_summary
 from everlong.activities.decisions import Decisions, describe_edit
 from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
 from everlong.activities.live_output import report_reply, report_tool
@@ -29,10 +30,7 @@ from everlong.activities.model_calls import (
     build_step_info,
     build_wanted_calls,
     chat,
-    compact_past,
     find_evicted,
-    find_expired,
-    write_summary,
 )
 from everlong.activities.notify import find_wanted, mark_quiet
 from everlong.activities.tool_calls import (
@@ -174,7 +172,10 @@ class AgentActivities:
             await _signal_release(context)
             messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
-            reply, message = await chat(recorder, agent, context, messages, on_text)
+            compacted = past.base is not None
+            reply, message = await chat(
+                recorder, agent, context, messages, on_text, compacted=compacted
+            )
             wanted_calls = await build_wanted_calls(
                 agent, message.tool_calls, self._tools, past.policy
             )
@@ -307,61 +308,68 @@ class AgentActivities:
         """Make a smaller snapshot of the last snapshot and the entries after it."""
         recorder = self._recorder
         with recorder.open_span(COMPACT_SPAN, compact.context, {}) as span:
-            done = await self._compact(compact)
-            recorder.record_compaction(span, compact, done)
+            done, plan = await self._compact(compact)
+            recorder.record_compaction(
+                span,
+                compact,
+                done,
+                outcome=plan.outcome,
+                strategy=plan.strategy,
+                before=plan.before,
+                after=plan.after,
+            )
         context = compact.context
         recorder.record_written("compact", context.agent, context.turn, done.written_bytes)
         return done
 
-    async def _compact(self, compact: Compact) -> CompactResult:
+    async def _compact(self, compact: Compact) -> tuple[CompactResult, CompactionPlan]:
         agent = self._find_agent(compact.context.agent)
         contexts = self._open_contexts()
         async with self._run_step("compact", compact.context) as (beat, reads):
             past = await beat.retry_or_hold(
                 lambda: contexts.load_context(compact.context, self._get_policy(agent))
             )
-            before_bytes = compaction.measure_messages(build_messages(past, agent))
-            next_expiry_ms = compaction.find_next_expiry_ms(
-                past.base, past.items, past.policy, past.now_ms
-            )
-            unchanged = CompactResult(
-                snapshot=compact.context.snapshot,
-                before_bytes=before_bytes,
-                after_bytes=before_bytes,
-                written_bytes=0,
-                next_expiry_ms=next_expiry_ms,
-            )
-            if past.base is None and not past.items:
-                return unchanged
             # In a thread, so that it does not block heartbeats and other activities.
-            after = await run_in_thread(compact_past, past, compact, before_bytes)
-            after_bytes = compaction.measure_messages(build_messages(after, agent))
-            expired = find_expired(past)
-            if after_bytes >= before_bytes and not expired:
-                return unchanged
+            plan = await run_in_thread(plan_compaction, past, compact, agent)
+            if not plan.is_used:
+                if plan.outcome == "no_shrink":
+                    activity.logger.warning(
+                        "a compaction would free less than a fifth of %d bytes and is not used; the "
+                        "next follows once the context has grown by a quarter. Raise compact_at_bytes, "
+                        "or lower compact_to_bytes, memory_bytes_max or max_result_bytes.",
+                        plan.before.size_bytes,
+                    )
+                return CompactResult(
+                    snapshot=compact.context.snapshot,
+                    before_bytes=plan.before.size_bytes,
+                    after_bytes=plan.after.size_bytes,
+                    written_bytes=0,
+                    next_expiry_ms=plan.next_expiry_ms,
+                ), plan
             written = Reply()
             if past.policy.summary:
                 written = await write_summary(self._recorder, agent, compact.context, past)
-                after = await run_in_thread(compact_past, past, compact, before_bytes, written.text)
-                after_bytes = compaction.measure_messages(build_messages(after, agent))
-            snapshot = after.base
-            assert snapshot is not None  # noqa: S101 - `compact_past` sets it
+                if written.text:
+                    told = await run_in_thread(plan_compaction, past, compact, agent, written.text)
+                    # A summary takes room from the notes; the result is used as it was without it.
+                    plan = told if told.is_used else plan
+            after_bytes = plan.after.size_bytes
+            snapshot = plan.past.base
+            assert snapshot is not None  # noqa: S101 - `plan_compaction` sets it
             stored, written_bytes = await beat.retry_until_timeout(
                 lambda: contexts.write_snapshot(snapshot, after_bytes, compact.context.snapshot)
             )
         return CompactResult(
             snapshot=stored,
-            before_bytes=before_bytes,
+            before_bytes=plan.before.size_bytes,
             after_bytes=after_bytes,
             written_bytes=_count_stored_bytes(written_bytes, reads),
-            next_expiry_ms=compaction.find_next_expiry_ms(
-                after.base, after.items, after.policy, after.now_ms
-            ),
-            summarised=bool(written.text),
-            expired=expired,
+            next_expiry_ms=plan.next_expiry_ms,
+            summarised=bool(snapshot.summary and written.text),
+            expired=plan.expired,
             tokens=written.tokens,
             cost_usd=written.cost_usd,
-        )
+        ), plan
 
     async def build_child_message(self, brief: Brief) -> BriefResult:
         """Return the first message of a sub-agent's thread. A long one is stored among its objects."""

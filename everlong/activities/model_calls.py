@@ -1,7 +1,6 @@
 """Model calls: builds the context, calls the model, checks its reply, and records both.
 
-Spans and metrics follow OpenTelemetry's GenAI conventions. Compaction is here too, since it works on the
-same context.
+Spans and metrics follow OpenTelemetry's GenAI conventions.
 """
 
 import asyncio
@@ -25,7 +24,6 @@ from everlong.agents import Agent, Reply, TakeText, Tool, can_stream
 from everlong.agents.agent import RESERVED_NAMES
 from everlong.models import (
     CallOptions,
-    Compact,
     Context,
     Message,
     ModelCall,
@@ -176,9 +174,7 @@ def _replace_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-# The context of a model call, and its compaction.
-
-_BYTES_PER_TOKEN: Final = 4
+# The context of a model call.
 
 
 def build_messages(past: LoadedContext, agent: Agent) -> list[Message]:
@@ -191,40 +187,6 @@ def build_messages(past: LoadedContext, agent: Agent) -> list[Message]:
     return compaction.build_context(
         past.base, past.items, past.policy, past.now_ms, result_bytes_max
     )
-
-
-def find_expired(past: LoadedContext) -> tuple[str, ...]:
-    """Return the keys of facts that have expired since the snapshot or an entry added them."""
-    added = compaction.list_facts(past.base, past.items, past.policy, now_ms=0)
-    held = {
-        fact.key for fact in compaction.list_facts(past.base, past.items, past.policy, past.now_ms)
-    }
-    gone = [fact.key for fact in added if fact.key not in held]
-    return tuple(gone[: limits.EXPIRED_KEYS_MAX])
-
-
-def compact_past(
-    past: LoadedContext, compact: Compact, size_bytes: int, summary: str = ""
-) -> LoadedContext:
-    """Return a past with a smaller snapshot."""
-    policy = past.policy
-    to_bytes = policy.compact_to_bytes
-    if compact.context_tokens >= policy.compact_at_tokens:
-        # Leave the messages half of the tokens that instructions and tools do not take.
-        fixed = max(0, compact.context_tokens - size_bytes // _BYTES_PER_TOKEN)
-        wanted = (policy.compact_at_tokens - fixed) * _BYTES_PER_TOKEN // 2
-        to_bytes = min(to_bytes, max(wanted, to_bytes // 4, compaction.BUDGET_BYTES_MIN))
-    snapshot = compaction.compact(
-        past.base,
-        past.items,
-        past.policy,
-        past.now_ms,
-        keep_from_seq=compact.keep_from_seq,
-        to_bytes=to_bytes,
-        summary=summary,
-    )
-    left = tuple(item for item in past.items if item.entry.seq > snapshot.upto_seq)
-    return dataclasses.replace(past, base=snapshot, items=left)
 
 
 def find_evicted(past: LoadedContext) -> tuple[str, ...]:
@@ -243,19 +205,8 @@ def find_evicted(past: LoadedContext) -> tuple[str, ...]:
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
 
 
-async def write_summary(
-    recorder: StepRecorder, agent: Agent, context: Context, past: LoadedContext
-) -> Reply:
-    """Ask the model for a summary of a compaction. If the call fails, return an empty reply."""
-    request = compaction.build_summary_prompt(past.base, past.items, past.policy, past.now_ms)
-    asked = [Message(role="user", text=request)]
-    try:
-        return await _summarise(recorder, agent, context, asked)
-    except ApplicationError:  # Logged by `bound_call`.
-        return Reply()
-
-
-_ROLES: Final = {"failure": "user"}
+# Roles of the conventions. A provider gets a compacted past as the first message of the user.
+_ROLES: Final = {"failure": "user", "summary": "user"}
 
 
 async def chat(
@@ -264,10 +215,13 @@ async def chat(
     context: Context,
     messages: Sequence[Message],
     on_text: TakeText | None = None,
+    *,
+    compacted: bool = False,
 ) -> tuple[Reply, Message]:
     """Call the model; return its reply, and the reply as a message that can be stored.
 
-    `on_text` takes the text while it comes, if the model can stream.
+    `on_text` takes the text while it comes, if the model can stream. `compacted` says whether the
+    messages begin with a compacted past.
     """
     tools = (*agent.callable_tools, *BUILTINS)
 
@@ -280,10 +234,10 @@ async def chat(
                 reply = await model.reply(agent.instructions, messages, tools)
             return reply, check_reply(reply)
 
-    return await _record_model_call(recorder, agent, context, messages, ask)
+    return await _record_model_call(recorder, agent, context, messages, ask, compacted=compacted)
 
 
-async def _summarise(
+async def summarise(
     recorder: StepRecorder, agent: Agent, context: Context, messages: Sequence[Message]
 ) -> Reply:
     """Ask the model for a summary, with no tools."""
@@ -304,15 +258,19 @@ async def _record_model_call(
     context: Context,
     messages: Sequence[Message],
     ask: Callable[[], Awaitable[tuple[Reply, Message]]],
+    *,
+    compacted: bool = False,
 ) -> tuple[Reply, Message]:
     provider, model = get_provider_and_model(agent)
-    attributes = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": CHAT,
         "gen_ai.request.model": model,
         PROVIDER: provider,
     }
     labels = {**attributes, AGENT: agent.name}
     attributes["gen_ai.output.type"] = "text"  # Agents request no other type.
+    if compacted:  # The conventions know only true: without the attribute nothing is known.
+        attributes["gen_ai.conversation.compacted"] = True
     meters = recorder.telemetry.meters
     started = time.monotonic()
     try:
@@ -386,7 +344,8 @@ def _build_content(message: Message) -> dict[str, Any]:
             {"type": "tool_call_response", "id": message.call_id, "response": message.text}
         )
     elif message.text:
-        parts.append({"type": "text", "content": message.text})
+        kind = "compaction" if message.role == "summary" else "text"
+        parts.append({"type": kind, "content": message.text})
     parts += [
         {"type": "tool_call", "id": call.id, "name": call.tool, "arguments": call.arguments}
         for call in message.tool_calls

@@ -39,8 +39,8 @@ from everlong.compaction.renderer import (
     measure_notes,
     measure_summary,
 )
-from everlong.compaction.snapshot import Item, Note, Snapshot
-from everlong.compaction.terms import Term, TermIndex, sort_by_worth
+from everlong.compaction.snapshot import Item, Note, NoteKind, Snapshot, Strategy
+from everlong.compaction.terms import Term, TermIndex, sort_by_worth, weigh_term
 from everlong.compaction.text import clip, replace_surrogates, take_head, utf8_bytes
 from everlong.compaction.window import Window, build_window, is_over, measure_group
 from everlong.models import Entry, Kind, Message
@@ -58,6 +58,8 @@ _PIECES_SHARE: Final = 3
 _WINDOW_GROWTH: Final = 16
 # Terms that a snapshot remembers without showing them, for their statistics: some 100 KB.
 _UNLISTED_MAX: Final = 1024
+# Notes that a fallback to the tail keeps.
+_BINDING: Final[tuple[NoteKind, ...]] = ("open", "decision")
 # Overhead of the summary message.
 _MESSAGE_BYTES: Final = 16
 _PROMPT: Final = (
@@ -93,12 +95,13 @@ def compact(
     written = _clip_summary(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
     room -= measure_summary(written)
     past = _Past(base, taken, policy, now_ms)
-    window, selection = past.divide(room)
+    window, selection, strategy = past.divide(room)
     return Snapshot(
         upto_seq=upto_seq,
         time_ms=now_ms,
         budget_bytes=budget,
         facts=facts,
+        strategy=strategy,
         notes=tuple(selection.notes),
         terms=past.list_terms(selection.terms),
         kept=tuple(each for group in window.kept for each in group.members),
@@ -149,16 +152,19 @@ class _Past:
         self._spared = find_newest_message_seq(base, taken)
         self._entries = [item.entry for item in taken if item.message is None]
         self._known: dict[int, list[Note]] = {}
-        self._terms = self._rank_terms(base, base.upto_seq if base else 0)
+        last_seq = self._groups[-1].members[-1].seq if self._groups else 0
+        self._upto_seq = max(base.upto_seq if base else 0, last_seq)
+        self._terms = self._rank_terms(base)
         self.size_bytes = sum(map(measure_group, self._groups))
         listed = [term for term in base.terms if term.listed] if base else []
         self._base_bytes = measure_notes(self._base, listed)
 
-    def divide(self, room: int) -> tuple[Window, Selection]:
+    def divide(self, room: int) -> tuple[Window, Selection, Strategy]:
         """Return the messages to keep, and the notes and terms of everything else, within `room`.
 
         The window gets at least the part of the room that all messages would need, so a context that
-        hardly exceeds its budget is hardly changed.
+        hardly exceeds its budget is hardly changed. If the tail of the same size would show terms of
+        more worth, the window gets all room but that of open requests and decisions.
         """
         left = max(0, room - self._base_bytes)
         fits = min(left, self.size_bytes)
@@ -170,7 +176,30 @@ class _Past:
             # Everything fits, so the rest is for messages. More of them need fewer notes.
             window = self.choose_window(window.size_bytes + left)
             selection = self._select(window, room - window.size_bytes)
-        return window, selection
+        if not self._is_below_tail(selection.shown, room):
+            return window, selection, "notes"
+        binding = [note for note in self.list_outside(window, 0) if note.kind in _BINDING]
+        window = self.choose_window(room - min(room // _WINDOW_LEAST, measure_notes(binding)))
+        return window, self._select(window, room - window.size_bytes), "tail"
+
+    def _is_below_tail(self, shown: Container[str], room: int) -> bool:
+        """Return whether terms that are shown are worth less than those of the last messages.
+
+        Rare terms do not count: most of them are noise, and a tail of noise would win.
+        """
+        tail_seq = self._upto_seq + 1
+        for group in reversed(self._groups):
+            room -= measure_group(group)
+            if room < 0:
+                break
+            tail_seq = group.head.seq
+        kept = tail = 0
+        for term in self._terms:
+            if not term.is_rare:
+                worth = weigh_term(term, self._upto_seq)
+                kept += worth if term.text in shown else 0
+                tail += worth if term.seq >= tail_seq else 0
+        return kept < tail
 
     def _select(self, window: Window, room: int) -> Selection:
         shown = list(self._list_window_texts(window))
@@ -183,7 +212,7 @@ class _Past:
                 for call in each.message.tool_calls:
                     yield from list_texts(call.arguments)
 
-    def _rank_terms(self, base: Snapshot | None, upto_seq: int) -> list[Term]:
+    def _rank_terms(self, base: Snapshot | None) -> list[Term]:
         """Return the terms of all messages that have not expired, by their worth."""
         index = TermIndex(base.terms if base else ())
         for group in self._groups:
@@ -196,9 +225,8 @@ class _Past:
                     text for call in each.message.tool_calls for text in list_texts(call.arguments)
                 ]
                 index.add_calls(texts, each.seq, each.kind, each.time_ms)
-            upto_seq = max(upto_seq, group.members[-1].seq)
         found = filter_live_terms(index.list_terms(), self._policy, self._now_ms)
-        return sort_by_worth(found, upto_seq)
+        return sort_by_worth(found, self._upto_seq)
 
     def list_terms(self, listed: Sequence[Term]) -> tuple[Term, ...]:
         """Return the terms for the snapshot: those that it lists, and the best of the others."""

@@ -314,6 +314,8 @@ class Selection:
     """Terms by worth."""
     dropped: dict[str, int]
     """Newest seq of each kind of which some do not fit."""
+    shown: set[str]
+    """Texts of all terms that the messages, notes and terms show."""
 
 
 def select(
@@ -430,7 +432,8 @@ class _Choice:
         missing = [seq for text, seq in self._missing.items() if text not in self._shown]
         if missing or len(terms) < len(self._terms):
             dropped["term"] = max((*missing, *(term.seq for term in self._terms)))
-        return Selection(_sort_by_seq(chosen, notes), terms, dropped)
+        self._shown |= list_shown(self._new)
+        return Selection(_sort_by_seq(chosen, notes), terms, dropped, self._shown)
 
     def _add(self, note: Note) -> None:
         self._page.add(note)

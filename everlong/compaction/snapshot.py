@@ -24,6 +24,11 @@ path, an id, a name or a long number, which a snapshot keeps in `terms`. `comman
 `number`: a number with the words around it. `prose`: other words of the agent."""
 
 
+Strategy = Literal["notes", "tail"]
+"""`notes`: the last messages, and notes of all others. `tail`: the last messages that fit, and what is
+open or decided, since notes would have kept less than these messages do."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Item:
     """A journal entry with its message."""
@@ -86,6 +91,8 @@ class Snapshot:
     facts: tuple[Fact, ...] = ()
     notes: tuple[Note, ...] = ()
     """Notes by seq."""
+    strategy: Strategy = "notes"
+    """How the entries were shortened."""
     terms: tuple[Term, ...] = ()
     """Terms by seq, with the statistics that rank them at the next compaction."""
     kept: tuple[KeptMessage, ...] = ()

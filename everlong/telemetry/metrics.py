@@ -116,6 +116,13 @@ METRICS: Final = (
         _BYTES,
     ),
     Metric(
+        "everlong.compactions",
+        "counter",
+        "{compaction}",
+        "Compactions by outcome: compacted, tail, halved, no_shrink, unchanged.",
+        ("agent", "reason", "outcome"),
+    ),
+    Metric(
         "everlong.compaction.removed",
         "counter",
         "By",

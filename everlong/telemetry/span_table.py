@@ -98,7 +98,7 @@ SPANS: Final = (
             *(_OPERATION, PROVIDER, "gen_ai.request.model", "gen_ai.output.type"),
             *("gen_ai.response.model", "gen_ai.response.id", "gen_ai.response.finish_reasons"),
             *("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "everlong.cost_usd"),
-            *("everlong.tool_calls", ERROR),
+            *("everlong.tool_calls", "gen_ai.conversation.compacted", ERROR),
         ),
     ),
     SpanDescription(
@@ -117,7 +117,8 @@ SPANS: Final = (
             f"{COMPACT}.{name}"
             for name in (
                 *("reason", "before_bytes", "after_bytes", "written_bytes", "lag_seconds"),
-                "summarised",
+                *("summarised", "outcome", "strategy", "before_messages", "after_messages"),
+                *("before_tokens", "after_tokens"),
             )
         ),
     ),

@@ -6,9 +6,10 @@ contents of the conversation unless `record_contents` is on.
 """
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from opentelemetry import context as otel
 from opentelemetry import trace
@@ -71,6 +72,25 @@ _PROVIDERS: Final = {
 # A description is written for a model and may be pages long.
 _DESCRIPTION_CHARS_MAX: Final = 1000
 _LOOPS: Final = frozenset({"failed_turns_max", "same_failure_max", "no_progress_steps_max"})
+
+
+CompactionOutcome = Literal["compacted", "tail", "halved", "no_shrink", "unchanged"]
+"""`compacted`: with notes. `tail`: with the last messages alone, which kept more than notes. `halved`:
+to half of the budget, since the budget freed less than a fifth. `no_shrink`: not used, since that freed
+less than a fifth too. `unchanged`: the context is small enough."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextSize:
+    """The size of a context."""
+
+    size_bytes: int
+    messages: int
+
+    @property
+    def tokens(self) -> int:
+        """An estimate: one token for each four bytes."""
+        return -(-self.size_bytes // 4)
 
 
 class StepRecorder:
@@ -230,7 +250,17 @@ class StepRecorder:
         over_bytes = max(0, context_bytes - compact_at_bytes)
         self._meters.record("everlong.compaction.lag.size", over_bytes, labels, within)
 
-    def record_compaction(self, span: Span, compact: Compact, done: CompactResult) -> None:
+    def record_compaction(
+        self,
+        span: Span,
+        compact: Compact,
+        done: CompactResult,
+        *,
+        outcome: CompactionOutcome,
+        strategy: str,
+        before: ContextSize,
+        after: ContextSize,
+    ) -> None:
         """Record the result of a compaction."""
         due_ms = compact.due_ms
         lag_seconds = 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)
@@ -242,10 +272,17 @@ class StepRecorder:
                 "everlong.compact.written_bytes": done.written_bytes,
                 "everlong.compact.lag_seconds": lag_seconds,
                 "everlong.compact.summarised": done.summarised,
+                "everlong.compact.outcome": outcome,
+                "everlong.compact.strategy": strategy,
+                "everlong.compact.before_messages": before.messages,
+                "everlong.compact.after_messages": after.messages,
+                "everlong.compact.before_tokens": compact.context_tokens or before.tokens,
+                "everlong.compact.after_tokens": after.tokens,
             }
         )
         labels = {"agent": compact.context.agent, "reason": compact.reason}
         self._meters.record("everlong.compaction.lag", lag_seconds, labels)
+        self._meters.add("everlong.compactions", 1, {**labels, "outcome": outcome})
         removed_bytes = max(0, done.before_bytes - done.after_bytes)
         self._meters.add("everlong.compaction.removed", removed_bytes, labels)
 
