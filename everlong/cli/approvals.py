@@ -225,7 +225,8 @@ def _decide(
         chosen = approval_id or choose_only(thread_id, listed, verb)
         found = next((each for each in listed if each.id == chosen), None)
         if always is not None and found is not None:
-            confirm(_describe_always(always, found, thread_id), yes=yes)
+            print_lines([_describe_always(always, found, thread_id)])
+            confirm("It holds at once.", yes=yes)
         try:
             await thread.decide(
                 chosen,

@@ -34,7 +34,7 @@ _FILE: Final = re.compile(r"`(\w+\.py)`")
 _SHELL: Final = frozenset("|<>;")
 # Numbers, ids, paths and hosts differ from run to run, and which of two clocks is ahead.
 _VARIABLE: Final = re.compile(
-    r"file://\S+|[\w.]+@[\w.-]+|(?<=-)[0-9a-f]{4,12}\b|\b[0-9a-f]{32,64}\b|[\d,.]*\d|ahead of|behind"
+    r"file://\S+|[\w.]+@[\w.-]+|(?<=-)[0-9a-f]{4,16}\b|\b[0-9a-f]{32,64}\b|[\d,.]*\d|ahead of|behind"
     r"|(?<=namespace )[\w-]+"
 )
 
