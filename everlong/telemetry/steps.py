@@ -294,7 +294,8 @@ class StepRecorder:
         """Record journalled decisions and limit hits."""
         for entry in entries:
             data = entry.data or {}
-            if entry.kind == Kind.DECIDED and not data.get("escalated"):
+            # With a grant, nobody was asked.
+            if entry.kind == Kind.DECIDED and not data.get("escalated") and not data.get("grant"):
                 self._record_approval(data, entry.time_ms, agent, turn)
             elif entry.kind == Kind.LIMIT:
                 limit = {"agent": agent, "limit": str(data.get("limit", ""))}

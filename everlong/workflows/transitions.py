@@ -164,7 +164,8 @@ def break_off(state: ThreadState, time_ms: int) -> ThreadState:
     """Give a result to all calls that have none, since the thread ends."""
     for call in state.calls:
         if call.result is None:
-            reason = _ENDED if call.unknown is None else _ENDED_UNKNOWN
+            # Attempts are counted for a call whose effect must not happen twice: one may have run.
+            reason = _ENDED_UNKNOWN if call.attempts else _ENDED
             not_run = build_error_result(call.call_id, call.tool, reason, time_ms)
             ended = replace_values(call, waits=None, unknown=None, result=not_run)
             state = replace_call(state, ended)

@@ -1,16 +1,20 @@
 """Decisions of people: changed arguments, several approvers, grants, and unknown outcomes."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
 from everlong import Agent, Always, OutcomeUnknown, Policy, current_call, tool
 from everlong.client.thread import ThreadHandle
+from everlong.embedded import TemporalServer
 from everlong.errors import DecisionRefused
 from everlong.models import Kind
+from everlong.storage import BlobStore
 from everlong.storage.agent_grants import PREFIX
 from tests.support.scripted_agents import call
 from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
+from tests.support.threads import open_threads
 
 ROLL = Policy(run_events_max=50, idle_seconds=0.2)
 """A thread that waits continues as new at once."""
@@ -228,3 +232,28 @@ async def test_a_call_that_times_out_has_an_unknown_outcome_and_an_error_has_not
             "done [reported by ann: it did not end in its time] | "
             "error: tool 'fail' failed: ValueError: no such account"
         )
+
+
+@pytest.mark.guarantee(116)
+async def test_a_worker_that_shuts_down_leaves_the_outcome_of_its_call_unknown(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    begun = asyncio.Event()
+
+    @tool(effects="once")
+    async def transfer() -> str:
+        """Transfer."""
+        begun.set()
+        await asyncio.sleep(60)
+        return "late"
+
+    agent = Agent(name="ops", model=call_then_answer(call(0, "transfer")), tools=[transfer])
+    async with open_threads(server.address, store, agent) as threads:
+        async with threads.worker(graceful_shutdown_timeout=timedelta(0)):
+            await threads.send(thread_id, "go")
+            await asyncio.wait_for(begun.wait(), 90)
+        async with threads.worker():
+            handle = ThreadHandle(threads.client, thread_id)
+            await handle.wait_until(lambda progress: progress.pending == 1, seconds_max=90)
+            [unknown] = await handle.outcomes()
+            assert unknown.cause == "lost"

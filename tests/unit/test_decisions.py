@@ -376,8 +376,12 @@ def test_after_the_deadline_the_model_reads_that_the_outcome_is_unknown() -> Non
     assert deadlines.count_waiting(state) == 0
 
 
-def test_a_thread_that_ends_tells_the_model_that_the_outcome_is_unknown() -> None:
-    state = transitions.break_off(make_unknown(), NOW_MS)
+@pytest.mark.parametrize("running", [False, True])
+def test_a_thread_that_ends_tells_the_model_that_the_outcome_is_unknown(*, running: bool) -> None:
+    state = make_unknown()
+    if running:
+        state = outcomes.resolve(state, answer("retry"), NOW_MS)
+    state = transitions.break_off(state, NOW_MS)
     assert state.calls == ()
     body = next(entry.body for entry in state.tail if entry.kind == Kind.TOOL_RESULT)
     assert body is not None
