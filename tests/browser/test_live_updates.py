@@ -144,3 +144,6 @@ async def test_the_badge_follows_on_a_page_of_one_thread(stage: Stage, page: Pag
     before = int((await badge.text_content() or "0").replace(",", ""))
     await stage.send("badge-1", "restart billing")
     await expect(badge).to_have_text(str(before + 1))
+    # Other tests expect that nothing waits.
+    await page.get_by_role("button", name="Deny restart of badge-1").click()
+    await expect(page.get_by_text("Denied: restart.")).to_be_visible()

@@ -54,6 +54,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.guarantee(103)
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 def test_any_text_has_only_known_tags_and_safe_links(text: str) -> None:
     assert_safe(render_markdown(text))

@@ -129,7 +129,10 @@ function ask(approve) {
   const dialog = document.getElementById("keys-confirm");
   const name = button.textContent.trim().replace(/\s+/g, " ");
   dialog.querySelector("[data-question]").textContent = `${name}?`;
-  dialog.querySelector("[data-question-arguments]").textContent = call.querySelector(".arguments")?.textContent || "";
+  const edited = call.querySelector("textarea[name=arguments]");
+  const isEdited = approve && edited && edited.value !== edited.defaultValue;
+  const text = isEdited ? edited.value : call.querySelector(".arguments")?.textContent;
+  dialog.querySelector("[data-question-arguments]").textContent = text || "";
   const submit = dialog.querySelector("[type=submit]");
   submit.textContent = approve ? "Approve" : "Deny";
   submit.classList.toggle("danger", !approve);
