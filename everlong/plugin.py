@@ -162,6 +162,10 @@ class EverlongPlugin(PackSource, SimplePlugin):
     ) -> None:
         if mode not in ("write", "read"):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
+        if live is not None and not isinstance(live, LiveServer):
+            raise ConfigError(
+                f"live is a {type(live).__name__}. Give LiveServer(url=..., token=...) of everlong.live."
+            )
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
         if sticky_seconds is not None:

@@ -247,6 +247,8 @@ PYTHON: Final[Sequence[tuple[str, str, Sequence[str]]]] = (
     ("everlong", "Limits", ("Policy",)),
     ("everlong", "Stores", ("open_store", "BlobStore")),
     ("everlong.codecs", "The codec alone", ("EverlongCodec",)),
+    ("everlong.live", "Live output", ("LiveServer",)),
+    ("everlong.agents", "", ("StreamingModel",)),
     ("everlong.testing", "Testing", ()),
 )
 

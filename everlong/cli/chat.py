@@ -161,6 +161,7 @@ class ChatSession:
         """Talk until the user leaves, or the thread ends."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._stop_waiting)
+        self._printer.is_held = True  # Until an answer is waited for.
         try:
             async with follow_live(self._live, self._thread, self._printer):
                 await self._talk()
@@ -179,10 +180,14 @@ class ChatSession:
     async def _find_progress(self) -> ThreadProgress | None:
         try:
             return await self._thread.wait_until(lambda _: True, seconds_max=_FIND_SECONDS_MAX)
-        except ThreadNotFound as error:
-            if self._agent is None:
-                raise ThreadNotFound(f"{error}. Start it: add --agent NAME") from error
-            return None
+        except ThreadNotFound:
+            if self._agent is not None:
+                return None
+            named = quote_id(self._thread.id)
+            raise ThreadNotFound(
+                f"there is no thread {self._thread.id!r} in this namespace. Start it with: "
+                f"everlong chat {named} --agent NAME"
+            ) from None
 
     async def _print_past(self, progress: ThreadProgress) -> Sequence[str]:
         last_seq = seq_after(progress.head) - 1
@@ -217,6 +222,7 @@ class ChatSession:
 
     async def _follow(self, number: int) -> None:
         follower = AnswerFollower(self._thread, self._printer, self._decide)
+        self._printer.is_held = False
         self._printer.show_status("waiting for the answer; Ctrl-C stops waiting, not the thread")
         self._following = asyncio.ensure_future(follower.wait(number))
         try:

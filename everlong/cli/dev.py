@@ -259,6 +259,7 @@ def _describe_next_commands(stack: EmbeddedStack) -> str:
     lines = [
         *([f"export {' '.join(exports)}"] if exports else []),
         f"{command} send {thread_id} 'Hello' --agent {shlex.quote(name)}",
+        f"{command} chat {thread_id} --agent {shlex.quote(name)}",
         f"{command} show {thread_id}",
         f"{command} threads",
     ]

@@ -316,7 +316,10 @@ class LiveSender:
         if answer.chars:
             self._listened_until = time.monotonic() + LISTENED_SECONDS
         for output, report in posted:
-            output.sent, output.is_answered = answer.chars.get(report.id), True
+            have = answer.chars.get(report.id)
+            # Clamped, so that a server cannot ask for what does not exist.
+            output.sent = None if have is None else max(0, min(have, output.chars))
+            output.is_answered = True
             if report.id in answer.ended or report.state != "running":
                 self._forget(output)
             elif output.state != "running" and output.sent is None:

@@ -446,7 +446,7 @@ async def test_a_failed_turn_is_told_once_and_the_chat_goes_on(thread: FakeThrea
 
 async def test_a_thread_that_does_not_exist_needs_an_agent(thread: FakeThread) -> None:
     thread.exists = False
-    with pytest.raises(ThreadNotFound, match="add --agent NAME"):
+    with pytest.raises(ThreadNotFound, match="everlong chat ops-7 --agent NAME"):
         await talk(thread, FakeTerminal(None))
     text = await talk(thread, FakeTerminal("hello", None), agent="ops")
     assert "new thread ops-7, agent ops" in text

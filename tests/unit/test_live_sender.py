@@ -19,7 +19,7 @@ from everlong.live import LiveSender, LiveServer
 from everlong.live import hub as hub_module
 from everlong.live import sender as sender_module
 from everlong.live.hub import Listener, LiveHub
-from everlong.live.models import PIECE_CHARS_MAX, TEXT_CHARS_MAX, LivePost
+from everlong.live.models import PIECE_CHARS_MAX, TEXT_CHARS_MAX, LiveAnswer, LivePost
 from everlong.live.sender import StepOutput
 
 _POST = TypeAdapter(LivePost)
@@ -174,6 +174,7 @@ async def test_the_shortest_steps_of_a_followed_thread_are_seen(
     with admin.hub.listen("default", "t", "ana") as listener:
         first = reply(sender)
         await read(listener, 2)
+        await wait_for(lambda: first.sent is not None)  # The sender knows of the listener.
         first.end("done")
         tool = sender.open_step(
             "default", thread_id="t", kind="tool", attempt=1, order=2000, call_id="c", tool="scan"
@@ -344,6 +345,22 @@ async def test_a_step_beyond_the_bounds_of_the_wire_is_not_reported(
     output.show("progress")
     output.end("done")
     assert not sender._outputs
+
+
+async def test_an_answer_beyond_what_was_sent_is_no_fault(
+    admin: FakeAdmin, sender: LiveSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = reply(sender)
+    output.add("text")
+    have = [-5, 1_000_000]
+    monkeypatch.setattr(
+        admin.hub, "take", lambda _: LiveAnswer(chars={output.step.id: have.pop(0) if have else 0})
+    )
+    await wait_for(lambda: not have)
+    before = len(admin.bodies)
+    await wait_for(lambda: len(admin.bodies) > before + 1)
+    output.end("done")
+    assert sender._thread is not None
 
 
 async def test_a_killed_workers_step_is_cut_off_by_the_server(

@@ -154,3 +154,8 @@ async def test_a_hanging_cleanup_times_out(
         completing.cancel()
         await completing
     assert "did not finish" in caplog.text
+
+
+def test_live_is_a_live_server() -> None:
+    with pytest.raises(ConfigError, match=r"live is a str. Give LiveServer"):
+        EverlongPlugin(store="memory:", live="http://127.0.0.1:8234")  # type: ignore[arg-type]

@@ -142,6 +142,7 @@ class Step {
     this.id = report.step;
     this.kind = report.kind;
     this.seq = report.seq;
+    this.tool = report.tool;
     this.isDone = false;
     this.chars = 0;
     this.element = build("div", `live-step ${report.kind}`);
@@ -179,6 +180,7 @@ class Step {
   finish() {
     this.isDone = true;
     this.element.dataset.state = "done";
+    if (this.kind === "tool") this.line.textContent = `${this.tool}: done`;
     const ends = performance.now() + KEPT_MS;
     const wait = () => {
       const isShown = this.kind === "reply" && document.getElementById(`entry-${this.seq}`);
