@@ -195,6 +195,10 @@ bench-compaction: $(READY) ## Measure what compaction keeps: on 40 transcripts, 
 bench-archive: $(READY) ## Measure an archive of 2,000 steps against gzip'd JSON; BENCH="--steps 200" for a short run
 	@$(BIN)/python -m bench.archive $(BENCH)
 
+.PHONY: bench-notifications
+bench-notifications: $(READY) ## Deliver 1,000 approvals to a receiver that fails and hangs; BENCH="--approvals 20" for a short run
+	@$(BIN)/python -m bench.notifications $(BENCH)
+
 SOAK ?= --count 1000
 .PHONY: bench-sweep
 bench-sweep: $(READY) ## List a million synthetic objects, whole and interrupted; BENCH="--s3 --objects 20000" for a real S3 server

@@ -11,6 +11,7 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.admin.fleet import refresh_gauges
+from everlong.admin.watcher import HeldWatcher
 from everlong.admin.web import Access, AppContext, check_exposure, create_admin_app, load_access
 from everlong.admin.web.server import return_large_blocks, run_server
 from everlong.banner import describe_server, format_banner
@@ -21,6 +22,7 @@ from everlong.config import is_loopback, load_settings
 from everlong.connection import (
     connect,
     load_codec,
+    load_configured_notify,
     open_configured_packs,
     open_configured_providers,
 )
@@ -109,12 +111,19 @@ def serve(
 
     providers = open_configured_providers(settings, "everlong-admin")
     providers.install()
+    notify = load_configured_notify(settings)
 
     @contextlib.asynccontextmanager
-    async def publish_gauges() -> AsyncIterator[None]:
-        gauges = refresh_gauges(connect_server, providers.meters)
+    async def run_background() -> AsyncIterator[None]:
         try:
-            async with gauges if providers.has_metrics else contextlib.nullcontext():
+            async with contextlib.AsyncExitStack() as tasks:
+                if providers.has_metrics:
+                    await tasks.enter_async_context(
+                        refresh_gauges(connect_server, providers.meters)
+                    )
+                if notify is not None:
+                    watcher = HeldWatcher(context.client, notify, settings.task_queue)
+                    await tasks.enter_async_context(watcher.watching())
                 yield
         finally:
             await asyncio.to_thread(providers.shutdown)
@@ -127,6 +136,7 @@ def serve(
         sweep_options=SweepOptions(retention=read_retention(settings.retention)),
         index_dir=choose_index_dir(settings),
         inner_codec=inner,
+        notify=notify,
     )
     rows = describe_server(
         settings,
@@ -139,7 +149,7 @@ def serve(
     )
     out.print(format_banner("serve", rows), markup=False, soft_wrap=True)
     app = create_admin_app(
-        context, access, cors_origins=cors_origin or (), background=publish_gauges
+        context, access, cors_origins=cors_origin or (), background=run_background
     )
     run_server(app, host, port, on_stop=context.live.close)
 

@@ -430,6 +430,12 @@ async def _get_pollers(client: Client, queue: str, kind: TaskQueueType.ValueType
     return listed
 
 
+async def has_workers(client: Client, queue: str) -> bool:
+    """Return whether a worker has polled a task queue for workflow tasks in the last minutes."""
+    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    return _Pollers(queue, await _get_pollers(client, queue, kind)).has_recent
+
+
 async def _list_pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[_Poller]:
     found = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(

@@ -114,7 +114,7 @@ class Slack(Sink):
         """Return the arguments of `chat.postMessage`."""
         blocks: list[dict[str, Any]] = []
         for item in message.items[:ITEMS_SHOWN_MAX]:
-            blocks += self._build_blocks(item, message.base_url)
+            blocks += self._build_blocks(item, message)
         if len(message.items) > ITEMS_SHOWN_MAX:
             blocks.append(_build_text(f"and {len(message.items) - ITEMS_SHOWN_MAX} more"))
         return {
@@ -129,16 +129,16 @@ class Slack(Sink):
             },
         }
 
-    def _build_blocks(self, item: Notification, base_url: str) -> list[dict[str, Any]]:
+    def _build_blocks(self, item: Notification, message: Outgoing) -> list[dict[str, Any]]:
         blocks = [_build_text(describe(item))]
         if item.arguments:
             blocks.append(_build_text(item.arguments))
         buttons = []
-        value = _build_value(item)
+        value = _build_value(item, is_alone=len(message.items) == 1)
         if value and self.signing_secret:
             buttons.append(_build_button("Approve", APPROVE, style="primary", value=value))
             buttons.append(_build_button("Deny", DENY, style="danger", value=value))
-        if link := build_link(base_url, item):
+        if link := build_link(message.base_url, item):
             buttons.append(_build_button("Open", "everlong_open", url=link))
         if buttons:
             blocks.append({"type": "actions", "elements": buttons})
@@ -156,11 +156,18 @@ def _build_button(text: str, action: str, **more: str) -> dict[str, Any]:
     return {"type": "button", "text": label, "action_id": action, **more}
 
 
-def _build_value(item: Notification) -> str:
+def _build_value(item: Notification, *, is_alone: bool) -> str:
     """Return what a button sends; empty without a decision to make, or if an id is too long."""
     if item.event not in (Event.ASKED, Event.DEADLINE_NEAR, Event.ESCALATED):
         return ""
-    value = json.dumps({"thread": item.thread_id, "approval": item.about, "run": item.run_id})
+    value = json.dumps(
+        {
+            "thread": item.thread_id,
+            "approval": item.about,
+            "run": item.run_id,
+            "alone": is_alone,
+        }
+    )
     return value if len(value) <= _VALUE_CHARS_MAX else ""
 
 
@@ -211,6 +218,7 @@ class _Value:
     thread: str = Field(min_length=1, max_length=1000)
     approval: str = Field(min_length=1, max_length=64)
     run: str = Field(default="", max_length=64)
+    alone: bool = False
 
 
 _PAYLOAD: Final = TypeAdapter(_Payload)
@@ -231,6 +239,8 @@ class Callback:
     """Id of the Slack user."""
     by: str
     """Name of the person; empty if the configuration has none for this user."""
+    is_alone: bool
+    """Whether the message is about this approval only, so that the outcome may take its place."""
     response_url: str
     """Where the outcome is posted to; empty if Slack gave none that may be used."""
     signature: str
@@ -272,6 +282,7 @@ class CallbackReader:
             approve=click.actions[0].action_id == APPROVE,
             user=click.user.id,
             by=sink.users.get(click.user.id, ""),
+            is_alone=value.alone,
             response_url=click.response_url if _may_respond(sink, click.response_url) else "",
             signature=signature,
         )
@@ -322,18 +333,18 @@ def _may_respond(sink: Slack, url: str) -> bool:
     )
 
 
-async def respond(callback: Callback, text: str, *, replaces: bool) -> None:
-    """Post the outcome of a click. It replaces the message, or is shown to this person only.
+async def respond(callback: Callback, text: str, *, is_done: bool) -> None:
+    """Post the outcome of a click: to the channel if it is done, else to this person only.
 
-    Raises `SinkFailed`.
+    It replaces the message if that is about this approval only. Raises `SinkFailed`.
     """
     if not callback.response_url:
         return
-    answer: dict[str, Any] = {"text": _escape(text[:_TEXT_CHARS_MAX])}
-    if replaces:
-        answer |= {"replace_original": True}
-    else:
-        answer |= {"replace_original": False, "response_type": "ephemeral"}
+    answer = {
+        "text": _escape(text[:_TEXT_CHARS_MAX]),
+        "replace_original": is_done and callback.is_alone,
+        "response_type": "in_channel" if is_done else "ephemeral",
+    }
     try:
         found = await post(
             callback.response_url,

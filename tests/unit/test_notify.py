@@ -489,7 +489,7 @@ async def test_an_outcome_is_posted_to_slack_alone(url: str) -> None:
     found = reader.read(signed(body, 1000), body)
     assert found is not None
     assert found.response_url == ""
-    await respond(found, "done", replaces=True)  # Makes no request.
+    await respond(found, "done", is_done=True)  # Makes no request.
 
 
 # Configuration.

@@ -47,6 +47,7 @@ from everlong.admin.web.middleware import (
 from everlong.admin.web.pages import create_pages_router
 from everlong.admin.web.routes import create_api_router
 from everlong.admin.web.routes.session import create_session_router
+from everlong.admin.web.routes.slack import create_slack_router
 from everlong.versions import get_versions
 
 _LOG: Final = logging.getLogger("everlong.admin.web.requests")
@@ -126,6 +127,8 @@ def create_admin_app(
 
     app.include_router(create_api_router(context))
     app.include_router(create_session_router(access, throttle))
+    if (reader := context.slack_clicks.reader) is not None:
+        app.include_router(create_slack_router(context.slack_clicks, reader))
     app.include_router(create_pages_router(context))
     app.mount("/static", StaticFiles(directory=_HERE / "static", check_dir=False), name="static")
     _add_security_schemes(app)

@@ -13,6 +13,7 @@ from temporalio.converter import PayloadCodec
 from everlong.admin.conversation import RunStarts
 from everlong.admin.fleet import StoreHealth, check_store_health
 from everlong.admin.web.jobs import Jobs
+from everlong.admin.web.slack_clicks import SlackClicks
 from everlong.client.status import keep_answers
 from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
@@ -20,7 +21,9 @@ from everlong.client.thread_list import ThreadList
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.live.hub import LiveHub
 from everlong.models import SweepOptions, SweepReport
+from everlong.notify.sinks import Notify
 from everlong.storage.pack_store import PackStore
+from everlong.telemetry import Telemetry
 
 # A probe writes and deletes an object, so its result is cached for all pages.
 _HEALTH_SECONDS: Final = 15.0
@@ -45,6 +48,8 @@ class AppContext:
         sweep_options: SweepOptions | None = None,
         index_dir: Path | None = None,
         inner_codec: PayloadCodec | None = None,
+        notify: Notify | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.packs = packs
         self.task_queue = task_queue
@@ -58,6 +63,7 @@ class AppContext:
         self.live = LiveHub()
         self.run_starts = RunStarts()
         """Start times of runs, for the conversations of open pages."""
+        self.slack_clicks = SlackClicks(self, notify or Notify(), telemetry)
         self.temporal_ui = temporal_ui
         """URL of the Temporal UI, for links; empty if it is not configured."""
         self.thread_list = ThreadList(self.client)
@@ -110,7 +116,12 @@ class AppContext:
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Keep the list of threads up to date until the server stops, then cancel running jobs."""
-        async with self.thread_list.keep_fresh(), self.jobs.lifespan(), self.live.lifespan():
+        async with (
+            self.thread_list.keep_fresh(),
+            self.jobs.lifespan(),
+            self.live.lifespan(),
+            self.slack_clicks.lifespan(),
+        ):
             yield
 
 

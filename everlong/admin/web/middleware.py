@@ -28,13 +28,14 @@ from everlong.admin.web.auth import (
     read_bearer_token,
 )
 from everlong.admin.web.errors import API_PREFIX, make_error_response
+from everlong.notify.slack import CALLBACK_BYTES_MAX, CALLBACK_PATH
 
-PUBLIC: Final = ("/login", "/healthz", "/api/v1/session", "/favicon.ico")
-"""Paths that need no authentication."""
+PUBLIC: Final = ("/login", "/healthz", "/api/v1/session", "/favicon.ico", CALLBACK_PATH)
+"""Paths that need no authentication. The last authenticates by Slack's signature."""
 PUBLIC_PREFIX: Final = "/static/"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = "application/json"
-_FORM_PATHS: Final = ("/login",)
+_FORM_PATHS: Final = ("/login", CALLBACK_PATH)
 
 
 class AuthenticationMiddleware:
@@ -152,6 +153,8 @@ LOGIN_BYTES_MAX: Final = 4 * limits.KIB
 """A token has 1,024 characters at most."""
 LOGIN_SECONDS_MAX: Final = 10.0
 LOGINS_MAX: Final = 16
+CALLBACKS_MAX: Final = 16
+"""Concurrent requests of Slack. Anonymous clients can send them too, so the bound is their own."""
 REQUESTS_MAX: Final = 64
 """Concurrent requests. An open page makes one or two at a time."""
 STREAMS_MAX: Final = 300
@@ -171,6 +174,7 @@ class Load:
     requests: int = 0
     logins: int = 0
     streams: int = 0
+    callbacks: int = 0
     body_bytes: int = 0
 
 
@@ -189,7 +193,10 @@ class RequestLimits:
             return
         request = Request(scope)
         is_login = scope["method"] == "POST" and scope["path"] in LOGIN_PATHS
+        is_callback = scope["path"] == CALLBACK_PATH
         bytes_max = LOGIN_BYTES_MAX if is_login else self._bytes_max
+        if is_callback:
+            bytes_max = CALLBACK_BYTES_MAX
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 15 or int(length) > bytes_max:
             response = make_error_response(request, 413, "TooLarge", _describe_too_large(bytes_max))
@@ -201,7 +208,12 @@ class RequestLimits:
             await make_error_response(request, 503, "Unavailable", _BUSY)(scope, receive, send)
             return
         setattr(load, kind, getattr(load, kind) + 1)
-        body = _Body(receive, load, bytes_max, LOGIN_SECONDS_MAX if is_login else BODY_SECONDS_MAX)
+        body = _Body(
+            receive,
+            load,
+            bytes_max,
+            LOGIN_SECONDS_MAX if is_login or is_callback else BODY_SECONDS_MAX,
+        )
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -212,6 +224,8 @@ class RequestLimits:
 def _choose_count(scope: Scope) -> tuple[str, int]:
     """Return the total that a request counts in, and its bound."""
     path: str = scope["path"]
+    if path == CALLBACK_PATH:
+        return "callbacks", CALLBACKS_MAX
     is_live = path.startswith(f"{API_PREFIX}threads/") and path.endswith("/live")
     # Five slashes: not the page of a thread with the id `live`.
     if scope["method"] == "GET" and is_live and path.count("/") == 5:
