@@ -130,7 +130,7 @@ class Deliverer:
                     left.extend(self._put_off(job, SinkFailed("it fails"), now_ms, tried=False))
                     continue
                 try:
-                    await sink.send(job.message)
+                    await _send(sink, job.message)
                 except SinkFailed as error:
                     failures += 1
                     left.extend(self._put_off(job, error, now_ms, tried=True))
@@ -165,6 +165,16 @@ class Deliverer:
                 error,
             )
         return kept
+
+
+async def _send(sink: Sink, message: Outgoing) -> None:
+    """Send a message. Raises `SinkFailed`, also for a defect of a team's own sink."""
+    try:
+        await sink.send(message)
+    except SinkFailed:
+        raise
+    except Exception as error:  # noqa: BLE001 - a team's class may raise anything; its text may be secret
+        raise SinkFailed(f"it raised {type(error).__name__}") from None
 
 
 def build_jobs(sink: Sink, deliveries: Sequence[Delivery], base_url: str) -> list[_Job]:

@@ -37,6 +37,7 @@ _SECRET_CHARS_MIN: Final = 16
 # Slack refuses longer texts and values of buttons.
 _TEXT_CHARS_MAX: Final = 2900
 _VALUE_CHARS_MAX: Final = 2000
+_BLOCKS_MAX: Final = 50
 # Slack's own advice for the age of a request.
 AGE_SECONDS_MAX: Final = 300.0
 CALLBACK_BYTES_MAX: Final = 64 * limits.KIB
@@ -113,10 +114,15 @@ class Slack(Sink):
     def build_message(self, message: Outgoing) -> dict[str, Any]:
         """Return the arguments of `chat.postMessage`."""
         blocks: list[dict[str, Any]] = []
+        shown = 0
         for item in message.items[:ITEMS_SHOWN_MAX]:
-            blocks += self._build_blocks(item, message)
-        if len(message.items) > ITEMS_SHOWN_MAX:
-            blocks.append(_build_text(f"and {len(message.items) - ITEMS_SHOWN_MAX} more"))
+            more = self._build_blocks(item, message)
+            if len(blocks) + len(more) >= _BLOCKS_MAX:
+                break
+            blocks += more
+            shown += 1
+        if len(message.items) > shown:
+            blocks.append(_build_text(f"and {len(message.items) - shown} more"))
         return {
             "channel": self.channel,
             # Shown by notifications of the desktop, where it is read as Slack's markup.

@@ -150,10 +150,13 @@ class NoticeOutbox:
             key=build_key(info.first_execution_run_id, notice),
             event=notice.event,
             thread_id=info.workflow_id,
-            agent=self._thread.agent,
+            # Cut, as the tool below: a name that is too long must not fail the workflow task.
+            agent=make_printable(self._thread.agent, limits.CALL_NAME_CHARS_MAX),
             about=notice.about,
             ms=notice.ms,
-            tool=notice.tool or (call.tool if call is not None else ""),
+            tool=make_printable(
+                notice.tool or (call.tool if call is not None else ""), limits.CALL_NAME_CHARS_MAX
+            ),
             text=notice.text,
             by=notice.by,
             deadline_ms=None if waits is None else waits.deadline_ms,

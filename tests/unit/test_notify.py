@@ -418,6 +418,29 @@ async def test_slack_gets_buttons_that_name_the_approval_and_markup_is_inert() -
     assert "xoxb" not in repr(sink)
 
 
+async def test_a_large_digest_stays_below_slacks_limit_of_blocks() -> None:
+    sink = slack(contents=True)
+    message = sink.build_message(outgoing(*map(asked, range(30))))
+    assert len(message["blocks"]) <= 50
+    assert message["blocks"][-1]["text"]["text"] == "and 14 more"
+
+
+async def test_a_teams_own_sink_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:
+    class Pager(Sink):
+        async def send(self, message: Outgoing) -> None:
+            raise KeyError("a secret")
+
+        def describe(self) -> str:
+            return "pager"
+
+    sender, counts = deliverer(Pager(name="pager"))
+    done = await sender.deliver(Deliver(new=(asked(),), now_ms=NOW_MS))
+    assert len(done.later) == 1
+    assert counts.found == {("pager", "failed"): 1}
+    assert "KeyError" in caplog.text
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("body", "permanent"),
     [(b'{"ok": false, "error": "invalid_blocks"}', True), (b'{"ok": false}', False), (b"<", False)],
