@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from everlong.client.thread import ThreadHandle
@@ -85,13 +85,21 @@ class FakeApprover:
         self.asked.append(dataclasses.replace(asked, approved=approve))
         if approve is None:
             return
-        by = self._by or next(iter(approval.approvers), _NAME)
         try:
-            await thread.decide(approval.id, approve=approve, by=by, reason=self._reason)
+            for by in self._choose_names(approval, approve=approve):
+                await thread.decide(approval.id, approve=approve, by=by, reason=self._reason)
         except DecisionRefused:
             # The test or the deadline was first, unless the call still waits.
             if any(each.id == approval.id for each in await thread.approvals()):
                 raise
+
+    def _choose_names(self, approval: Approval, *, approve: bool) -> Sequence[str]:
+        """Return who decides: as many people as the call needs, unless the test names one."""
+        if self._by:
+            return [self._by]
+        count = approval.needed if approve else 1
+        others = [f"{_NAME}-{number}" for number in range(2, count + 1)]
+        return (approval.approvers or (_NAME, *others))[:count]
 
     def _judge(self, asked: AskedCall) -> bool | None:
         if isinstance(self._rule, bool):

@@ -17,7 +17,7 @@ from typing import Final
 
 from temporalio.client import Client
 
-from everlong import Agent, Policy, Reply, limits, tool
+from everlong import Agent, Always, OutcomeUnknown, Policy, Reply, limits, tool
 from everlong.client.fork import fork
 from everlong.client.lookup import find_previous_run
 from everlong.client.status import list_pending
@@ -26,7 +26,7 @@ from everlong.client.updates import send_signal
 from everlong.client.wait import ask as ask_thread
 from everlong.client.wait import wait_for_status
 from everlong.embedded import start_server
-from everlong.errors import ModelRefused, ThreadPaused
+from everlong.errors import DecisionRefused, ModelRefused, ThreadPaused
 from everlong.models import (
     NOTE_SIGNAL,
     STOP_SIGNAL,
@@ -73,6 +73,18 @@ async def interview() -> str:
     """Take longer than the first deadline, and less than the second."""
     await asyncio.sleep(1.5)
     return "interviewed"
+
+
+@tool(needs_approval=True, approvers=["ann", "ben"], approvals_needed=2)
+def sell(amount: int) -> str:
+    """Sell."""
+    return f"sold {amount}"
+
+
+@tool(effects="once")
+def ship(amount: int) -> str:
+    """Ship, and cannot tell whether that worked."""
+    raise OutcomeUnknown
 
 
 @tool(attempts_max=1)
@@ -137,6 +149,16 @@ AGENTS: Final = (
         tools=[pay, fire],
     ),
     Agent(name="failer", model=_build_agent("failer", [("broken", {})]), tools=[broken]),
+    Agent(
+        name="trader",
+        model=_build_agent(
+            "trader",
+            [("pay", {"amount": 1}), ("sell", {"amount": 2})],
+            [("pay", {"amount": 1}), ("ship", {"amount": 3}), ("ship", {"amount": 4})],
+        ),
+        tools=[pay, sell, ship],
+        policy=Policy(idle_seconds=0.5, run_events_max=50),
+    ),
     Agent(
         name="keeper",
         model=_build_agent(
@@ -349,6 +371,37 @@ async def crowds(scene: Scene) -> None:
     await ThreadHandle(scene.client, scene.thread_id).stop()
 
 
+async def decisions(scene: Scene) -> None:
+    """Votes, changed arguments, grants that are used and revoked, and unknown outcomes, over rolls."""
+    thread = ThreadHandle(scene.client, scene.thread_id)
+    await scene.say("trade", "trader")
+    await scene.wait_until(lambda status: status.pending == 2)
+    pays, sells = await thread.approvals()
+    await thread.decide(sells.id, approve=True, by="ann")
+    await scene.wait_until(lambda status: status.counters.runs == 2)
+    with contextlib.suppress(DecisionRefused):
+        await thread.decide(sells.id, approve=True, by="ben", arguments={"amount": "many"})
+    await thread.decide(sells.id, approve=True, by="ben", arguments={"amount": 9})
+    always = Always(match="tool", seconds=3600)
+    await thread.decide(pays.id, approve=True, by="ann", always=always)
+    [changed] = await thread.approvals()
+    await thread.decide(changed.id, approve=True, by="ann")
+    await scene.wait_until(lambda status: status.outcomes == 2)
+    [grant] = await thread.grants()
+    first, second = await thread.outcomes()
+    runs = (await thread.status()).counters.runs
+    await scene.wait_until(lambda status: status.counters.runs > runs)
+    await thread.resolve_outcome(first.id, outcome="retry", by="ann")
+    await thread.resolve_outcome(second.id, outcome="not_done", by="ben")
+    await thread.revoke_grant(grant.id, by="ben")
+    while [each.id for each in await thread.outcomes()] in ([], [first.id]):
+        await asyncio.sleep(0.1)
+    [again] = await thread.outcomes()
+    await thread.resolve_outcome(again.id, outcome="done", by="ann", result="shipped")
+    await scene.wait_until(lambda status: status.counters.answered == 1)
+    await thread.stop()
+
+
 async def endings(scene: Scene) -> None:
     """Noted, and ended as archived."""
     await scene.threads.start(scene.thread_id, agent="reader")
@@ -376,7 +429,7 @@ async def asks(scene: Scene) -> None:
 _FIRST: Final = (rolls, approvals, failures, idle, children, controls)
 SCENES: Final[dict[str, Callable[[Scene], Awaitable[None]]]] = {
     each.__name__: each
-    for each in (*_FIRST, holds, refusals, deadlines, forks, crowds, endings, asks)
+    for each in (*_FIRST, holds, refusals, deadlines, forks, crowds, decisions, endings, asks)
 }
 
 

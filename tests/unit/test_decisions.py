@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from everlong import limits
 from everlong.models import (
     Always,
+    Approval,
     Call,
     CallOptions,
     Decide,
@@ -27,6 +28,7 @@ from everlong.models import (
     parse_message,
 )
 from everlong.models.grants import digest_arguments, make_grant_id
+from everlong.testing import FakeApprover
 from everlong.workflows import approvals, deadlines, grants, outcomes, transitions
 
 NOW_MS = 1_000_000
@@ -386,3 +388,32 @@ def test_a_thread_that_ends_tells_the_model_that_the_outcome_is_unknown(*, runni
     body = next(entry.body for entry in state.tail if entry.kind == Kind.TOOL_RESULT)
     assert body is not None
     assert "before it was known whether" in parse_message(Kind.TOOL_RESULT, body).text
+
+
+# The approver of the testing kit.
+
+
+@pytest.mark.parametrize(
+    ("approver", "fields", "names"),
+    [
+        (FakeApprover(), {"needed": 3}, ["tester", "tester-2", "tester-3"]),
+        (FakeApprover(), {"needed": 2, "approvers": ("a", "b", "c")}, ["a", "b"]),
+        (FakeApprover(by="kim"), {"needed": 2}, ["kim"]),
+        (FakeApprover(False), {"needed": 2, "approvers": ("a", "b")}, ["a"]),
+    ],
+)
+async def test_a_tests_approver_votes_as_often_as_the_call_needs(
+    approver: FakeApprover, fields: dict[str, Any], names: list[str]
+) -> None:
+    decided: list[str] = []
+
+    class Thread:
+        async def arguments(self, approval: Approval) -> str:
+            return approval.arguments
+
+        async def decide(self, _: str, *, approve: bool, by: str, reason: str) -> None:
+            decided.append(by)
+
+    approval = Approval(id="4-1-ab12", tool="pay", arguments="{}", asked_ms=1, **fields)
+    await approver._decide(Thread(), approval)  # type: ignore[arg-type] # all that it calls
+    assert decided == names
