@@ -6,20 +6,23 @@ It is a client like any other: what it waits for goes on without it, and Ctrl-C 
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal, Protocol
 
 import typer
 
 from everlong.cli.conversation import (
     AnswerFollower,
     ConversationPrinter,
+    Waiting,
+    describe_waiting,
     follow_live,
+    name_command,
     read_conversation,
 )
 from everlong.cli.help import Commands
 from everlong.cli.options import By, ThreadId, resolve_name
-from everlong.cli.output import format_approval, format_arguments
+from everlong.cli.output import format_arguments
 from everlong.client.progress import ThreadProgress
 from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
@@ -27,7 +30,6 @@ from everlong.connection import connect, find_live_server, open_configured_packs
 from everlong.console import out
 from everlong.errors import (
     ConfigError,
-    DecisionRefused,
     EverlongError,
     NotAnswered,
     ThreadEnded,
@@ -35,7 +37,7 @@ from everlong.errors import (
     TurnFailed,
 )
 from everlong.live import LiveServer
-from everlong.models import Approval, Kind, seq_after
+from everlong.models import Approval, Kind, UnknownOutcome, seq_after
 from everlong.models.thread_ids import quote_id, show_id
 
 commands = Commands()
@@ -49,8 +51,11 @@ _HELP: Final = (
     "Enter sends, Alt-Enter or Ctrl-J begins a new line. Ctrl-C stops waiting, and the thread goes on; "
     "a second Ctrl-C, or Ctrl-D, leaves."
 )
-_APPROVE: Final = ("a", "y", "approve", "yes")
-_DENY: Final = ("d", "n", "deny", "no")
+_OUTCOMES: Final[Mapping[str, Literal["done", "not_done", "retry"]]] = {
+    "done": "done",
+    "not_done": "not_done",
+    "retry": "retry",
+}
 
 
 class Interrupted(Exception):
@@ -244,37 +249,56 @@ class ChatSession:
         if self._following is not None:
             self._following.cancel()
 
-    async def _decide(self, approval: Approval, arguments: str) -> None:
+    async def _decide(self, call: Waiting, arguments: str) -> None:
         """Ask for a decision about a call, and make it."""
-        self._printer.note(f"approval needed: {format_approval(approval)}")
-        if arguments != approval.arguments:
+        self._printer.note(describe_waiting(call))
+        if arguments != call.arguments:
             self._printer.note(format_arguments(arguments))
+        later = name_command(self._thread.id, call)
         try:
-            verdict = await self._ask_verdict()
-            if verdict is None:
-                self._printer.note(
-                    f"decide later with: everlong approvals {quote_id(self._thread.id)}"
-                )
-                return
-            reason = "" if verdict else await self._terminal.read_line("Reason, or Enter: ") or ""
+            if isinstance(call, Approval):
+                is_decided = await self._decide_approval(call)
+            else:
+                is_decided = await self._resolve_outcome(call)
+            if not is_decided:
+                self._printer.note(f"decide later with: {later}")
         except Interrupted:
             self._stop_waiting()
-            return
-        try:
-            await self._thread.decide(approval.id, approve=verdict, by=self._by, reason=reason)
-        except DecisionRefused as error:
-            self._printer.note(f"error: {error}")
         except EverlongError as error:
-            self._printer.note(
-                f"error: {error}. Decide with: everlong approvals {quote_id(self._thread.id)}"
-            )
+            self._printer.note(f"error: {error}")
+            self._printer.note(f"decide with: {later}")
 
-    async def _ask_verdict(self) -> bool | None:
-        """Return whether to approve; None for later."""
+    async def _decide_approval(self, approval: Approval) -> bool:
+        words = {"a": "approve", "y": "approve", "yes": "approve", "d": "deny", "n": "deny"}
+        chosen = await self._choose("Approve (a), deny (d), or later (Enter)? ", words)
+        if not chosen:
+            return False
+        approves = chosen == "approve"
+        reason = "" if approves else await self._terminal.read_line("Reason, or Enter: ") or ""
+        await self._thread.decide(approval.id, approve=approves, by=self._by, reason=reason)
+        return True
+
+    async def _resolve_outcome(self, unknown: UnknownOutcome) -> bool:
+        words = {"d": "done", "n": "not_done", "r": "retry"}
+        question = "Did it happen: done (d), not done (n), run it again (r), or later (Enter)? "
+        chosen = await self._choose(question, words)
+        result = ""
+        if chosen == "done":
+            result = await self._terminal.read_line("Its result for the model, or Enter: ") or ""
+        if not chosen:
+            return False
+        await self._thread.resolve_outcome(
+            unknown.id, outcome=_OUTCOMES[chosen], by=self._by, result=result
+        )
+        return True
+
+    async def _choose(self, question: str, words: Mapping[str, str]) -> str:
+        """Ask until the answer is one of some words, or the beginning of one; empty for later."""
         while True:
-            answer = await self._terminal.read_line("Approve (a), deny (d), or later (Enter)? ")
-            word = (answer or "").strip().lower()
-            if not word:
-                return None
-            if word in _APPROVE or word in _DENY:
-                return word in _APPROVE
+            answer = (await self._terminal.read_line(question) or "").strip().lower()
+            if not answer:
+                return ""
+            if answer in words.values():
+                return answer
+            if answer in words:
+                return words[answer]

@@ -7,12 +7,12 @@ follows; without a live server, entries are all that is printed.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
 
-from everlong.cli.output import format_approval
+from everlong.cli.output import format_approval, format_outcome
 from everlong.client.progress import ThreadProgress
 from everlong.client.status import open_journal
 from everlong.client.thread import ThreadHandle
@@ -23,7 +23,15 @@ from everlong.format import shorten_line, summarise_note
 from everlong.live import LiveServer
 from everlong.live.models import LiveEvent
 from everlong.live.reader import LiveReader
-from everlong.models import Approval, Entry, Kind, Message, SegmentRef, seq_after
+from everlong.models import (
+    Approval,
+    Entry,
+    Kind,
+    Message,
+    SegmentRef,
+    UnknownOutcome,
+    seq_after,
+)
 from everlong.models.thread_ids import quote_id
 from everlong.storage.segments import MESSAGE_KINDS
 
@@ -35,9 +43,11 @@ _CUT_OFF: Final = {
 }
 _COMPARED_CHARS: Final = 200
 _FIND_SECONDS_MAX: Final = 30.0
-_NOTES: Final = (Kind.DECIDED, Kind.LIMIT, Kind.CONTROL)
+_NOTES: Final = (Kind.DECIDED, Kind.VOTED, Kind.OUTCOME_RESOLVED, Kind.LIMIT, Kind.CONTROL)
 
-Decide = Callable[[Approval, str], Awaitable[None]]
+Waiting: TypeAlias = Approval | UnknownOutcome
+"""A call that waits for a person."""
+Decide: TypeAlias = Callable[[Waiting, str], Awaitable[None]]
 """Asks for a decision about a call, whose whole arguments are the second argument."""
 
 
@@ -191,6 +201,19 @@ class ConversationPrinter:
             self._console.file.write("\r\x1b[2K")
 
 
+def describe_waiting(call: Waiting) -> str:
+    """Return a line about a call that waits for a person."""
+    if isinstance(call, Approval):
+        return f"approval needed: {format_approval(call)}"
+    return f"it is not known whether this call took effect: {format_outcome(call)}"
+
+
+def name_command(thread_id: str, call: Waiting) -> str:
+    """Return the command that lists such calls."""
+    name = "approvals" if isinstance(call, Approval) else "outcomes"
+    return f"everlong {name} {quote_id(thread_id)}"
+
+
 async def find_last_seq(thread: ThreadHandle) -> int:
     """Return the last entry of a thread's journal; 0 if the thread does not exist. Needs no worker."""
     try:
@@ -288,23 +311,25 @@ class AnswerFollower:
     async def _ask_for_decisions(self) -> None:
         if self._progress is None or not self._progress.pending:
             return
-        for approval in await self._thread.approvals():
-            if approval.id in self._asked:
+        for call in await self._list_waiting():
+            if call.id in self._asked:
                 continue
-            self._asked.add(approval.id)
+            self._asked.add(call.id)
             if self._decide is None:
-                command = f"everlong approvals {quote_id(self._thread.id)}"
-                self._printer.note(f"waits for approval: {format_approval(approval)}")
-                self._printer.note(f"decide with: {command}")
+                self._printer.note(f"waits: {describe_waiting(call)}")
+                self._printer.note(f"decide with: {name_command(self._thread.id, call)}")
             else:
-                await self._ask(approval, self._decide)
+                await self._ask(call, self._decide)
 
-    async def _ask(self, approval: Approval, decide: Decide) -> None:
+    async def _list_waiting(self) -> list[Waiting]:
+        return [*await self._thread.approvals(), *await self._thread.outcomes()]
+
+    async def _ask(self, call: Waiting, decide: Decide) -> None:
         """Ask for a decision until there is one, here or elsewhere."""
-        arguments = await self._thread.arguments(approval)
+        arguments = await self._thread.arguments(call)
         self._printer.finish()
         self._printer.is_held = True
-        asking = asyncio.ensure_future(decide(approval, arguments))
+        asking = asyncio.ensure_future(decide(call, arguments))
         try:
             while True:
                 news = asyncio.ensure_future(self._news.wait())
@@ -314,11 +339,11 @@ class AnswerFollower:
                     asking.result()
                     return
                 self._news.clear()
-                if approval.id not in [each.id for each in await self._thread.approvals()]:
+                if call.id not in [each.id for each in await self._list_waiting()]:
                     break
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             self._printer.is_held = False
             self._news.set()  # What came meanwhile.
-        self._printer.note(f"{approval.tool}: decided elsewhere")
+        self._printer.note(f"{call.tool}: decided elsewhere")

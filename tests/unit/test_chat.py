@@ -28,6 +28,7 @@ from everlong.models import (
     SegmentRef,
     Status,
     ToolCall,
+    UnknownOutcome,
     build_entry,
     build_note,
 )
@@ -209,6 +210,16 @@ APPROVAL = Approval(
 )
 
 
+UNKNOWN = UnknownOutcome(
+    id="2-1-abcd-1",
+    tool="pay",
+    arguments='{"to": "ben"}',
+    cause="lost",
+    idempotency_key="k",
+    asked_ms=1,
+)
+
+
 class FakeThread:
     """A thread whose journal and waits the test sets."""
 
@@ -220,6 +231,8 @@ class FakeThread:
         self.sent: list[str] = []
         self.decided: list[tuple[bool, str, str]] = []
         self.waiting: list[Approval] = []
+        self.unknown: list[UnknownOutcome] = []
+        self.resolved: list[tuple[str, str, str]] = []
         self.exists = True
         self.ended = ""
         self.answer: Callable[[], Any] = self._answer
@@ -241,7 +254,7 @@ class FakeThread:
             head=head if self.entries else None,
             messages=len(self.sent),
             answered=len(self.sent),
-            pending=len(self.waiting),
+            pending=len(self.waiting) + len(self.unknown),
             ended=self.ended,
         )
 
@@ -269,8 +282,15 @@ class FakeThread:
     async def approvals(self) -> list[Approval]:
         return list(self.waiting)
 
-    async def arguments(self, approval: Approval) -> str:
-        return approval.arguments
+    async def outcomes(self) -> list[UnknownOutcome]:
+        return list(self.unknown)
+
+    async def resolve_outcome(self, outcome_id: str, *, outcome: str, by: str, result: str) -> None:
+        self.resolved.append((outcome, by, result))
+        self.unknown.clear()
+
+    async def arguments(self, call: Approval | UnknownOutcome) -> str:
+        return call.arguments
 
     async def decide(self, approval_id: str, *, approve: bool, by: str, reason: str) -> None:
         if not self.waiting:
@@ -395,6 +415,36 @@ async def test_an_approval_is_decided_in_place(
     assert 'restart {"service": "api"}' in text
     assert ("decide later" in text) == (not decided)
     assert text.rstrip().endswith("it is up")
+
+
+@pytest.mark.parametrize(
+    ("answers", "resolved"),
+    [
+        (["d", "transfer 17"], [("done", "ana", "transfer 17")]),
+        (["what", "n"], [("not_done", "ana", "")]),
+        (["retry"], [("retry", "ana", "")]),
+        ([""], []),
+    ],
+)
+async def test_an_unknown_outcome_is_resolved_in_place(
+    thread: FakeThread, answers: Sequence[str], resolved: list[Any]
+) -> None:
+    terminal = FakeTerminal("pay", *answers, None)
+
+    async def wait_for_resolution() -> str:
+        thread.unknown.append(UNKNOWN)
+        thread.report(thread.progress())
+        await until(lambda: len(terminal.questions) > len(answers))
+        await asyncio.sleep(0.01)
+        thread.unknown.clear()
+        thread.add(Kind.REPLY, "assistant", "it is paid")
+        return "it is paid"
+
+    thread.answer = wait_for_resolution
+    text = await talk(thread, terminal)
+    assert thread.resolved == resolved
+    assert 'not known whether this call took effect: 2-1-abcd-1  pay {"to": "ben"}' in text
+    assert ("decide later with: everlong outcomes ops-7" in text) == (not resolved)
 
 
 async def test_a_decision_elsewhere_ends_the_question(thread: FakeThread) -> None:
