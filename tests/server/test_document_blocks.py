@@ -45,10 +45,10 @@ EXIT_CODES = {
     "everlong drain": 13,
     "everlong drain --open": 13,
 }
-
+USERS = {"docs/how-to/approvals.md": "alice"}
 # The thread of the test is shorter, and the only one.
 REPLACEMENTS = {
-    "docs/how-to/agents.md": {"100": "10", "120": "20", "140": "25"},
+    "docs/how-to/agents.md": {"100": "10", "118": "1", "120": "20", "140": "25"},
     "docs/how-to/adopt.md": {"order-17": "ops-7"},
 }
 
@@ -162,7 +162,7 @@ async def test_the_blocks_of_a_page_run(
             "TEMPORAL_CONFIG_FILE": os.devnull,
             "EVERLONG_STORE": url,
             "OTEL_EXPORTER_PROMETHEUS_PORT": metrics_port,
-            "LOGNAME": "kim",
+            "LOGNAME": USERS.get(page, "kim"),
             "NO_COLOR": "1",
         },
         replacements={

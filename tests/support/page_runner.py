@@ -34,9 +34,10 @@ _FILE: Final = re.compile(r"`(\w+\.py)`")
 _SHELL: Final = frozenset("|<>;")
 # Numbers, ids, paths and hosts differ from run to run, and which of two clocks is ahead.
 _VARIABLE: Final = re.compile(
-    r"file://\S+|[\w.]+@[\w.-]+|(?<=-)[0-9a-f]{4,16}\b|\b[0-9a-f]{32,64}\b|[\d,.]*\d|ahead of|behind"
+    r"file://\S+|[\w.]+@[\w.-]+|(?<=-)[0-9a-f]{4,12}\b|\b[0-9a-f]{16,64}\b|[\d,.]*\d|ahead of|behind"
     r"|(?<=namespace )[\w-]+"
 )
+_LONG_ID: Final = re.compile(r"\b[0-9a-f]{16}\b")
 
 
 @dataclasses.dataclass
@@ -80,7 +81,9 @@ class PageRunner:
                 await self._run_python(block, text)
             case "console":
                 for command, shown in _split_console(text):
-                    _compare(await self._run_line(command), shown)
+                    # Later commands name the ids that earlier ones have printed.
+                    printed = await self._run_line(self._replace(command))
+                    self.replacements |= _compare(printed, shown)
             case "sh" | "bash":
                 for line in _split_lines(text):
                     await self._run_line(line)
@@ -282,14 +285,20 @@ def _check_requirements(arguments: Sequence[str]) -> None:
                 assert set(found.extras) <= set(project["optional-dependencies"])
 
 
-def _compare(printed: str, shown: str) -> None:
-    """Check output against what the page shows; a line `...` stands for any lines."""
+def _compare(printed: str, shown: str) -> dict[str, str]:
+    """Check output against what the page shows; a line `...` stands for any lines.
+
+    Return the long ids of the page, and what stands for them here. A command asks nothing without a
+    terminal, so the page's questions are left out.
+    """
+    shown = re.sub(r"^.*\[y/N\]: y\n", "", shown, flags=re.MULTILINE)
     pattern = "".join(
         r"(?:.*\n)*?" if line == "..." else f"{re.escape(_mask(line))}\n"
         for line in shown.splitlines()
     )
     masked = "".join(f"{_mask(line)}\n" for line in printed.splitlines())
     assert re.fullmatch(pattern, masked), f"the page shows:\n{shown}\nit prints:\n{printed}"
+    return dict(zip(_LONG_ID.findall(shown), _LONG_ID.findall(printed), strict=False))
 
 
 def _mask(line: str) -> str:

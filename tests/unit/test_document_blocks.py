@@ -13,7 +13,13 @@ from tests.support.document_blocks import DATA, OWNERS, ROOT, Block, list_pages,
 # Pages that `tests/server/test_document_blocks.py` runs may hold these, and output.
 RUN = ("sh", "console", "python", "sql")
 MARKED_MAX = 13
-SERVICES = {"Docker", "Kubernetes", "Langfuse", "Phoenix", "Temporal Cloud"}
+SERVICES = {
+    "Docker",
+    "Kubernetes",
+    "Langfuse",
+    "Phoenix",
+    "Temporal Cloud",
+}
 
 
 def list_blocks() -> list[Block]:
