@@ -91,6 +91,7 @@ async def test_a_call_is_approved_in_its_conversation_with_edited_arguments(
     await expect(page.locator("[data-key='2']")).to_contain_text("with changed arguments")
 
 
+@pytest.mark.full
 async def test_a_grant_is_given_with_an_approval_listed_and_revoked(
     stage: Stage, page: Page
 ) -> None:

@@ -77,9 +77,9 @@ async def test_late_rows_of_one_statement_are_not_shown_for_another(
 
 
 async def test_new_entries_do_not_move_what_is_read(stage: Stage, page: Page) -> None:
-    await stage.send_and_wait("read-1", "read 24")
+    await stage.send_and_wait("read-1", "read 16")
     await page.goto("/threads/read-1")
-    read = page.locator("#entry-20")
+    read = page.locator("#entry-12")
     await read.scroll_into_view_if_needed()
     top = "e => Math.round(e.getBoundingClientRect().top)"
     before = await read.evaluate(top)
@@ -90,6 +90,7 @@ async def test_new_entries_do_not_move_what_is_read(stage: Stage, page: Page) ->
     await expect(page.get_by_text("you said hello")).to_be_in_viewport()
 
 
+@pytest.mark.full
 async def test_new_entries_do_not_turn_the_pages_of_the_journal(stage: Stage, page: Page) -> None:
     await stage.send_and_wait("busy-1", "read 14")
     go, asked = asyncio.Event(), asyncio.Event()
