@@ -135,7 +135,14 @@ class Surfaces:
         """Wait until all of them say the same. Visibility lags."""
         expected: dict[str, Word] = {}
         deadline = time.monotonic() + 60
+        query = f"{QUERY} AND WorkflowId = '{thread_id}'"
         while True:
+            # The list first: it costs little, and the others seldom come later.
+            rows = (await read_rows(self.threads.client, query)).rows
+            if [(row.status, row.reason) for row in rows] != [(status, reason)]:
+                assert time.monotonic() < deadline, rows
+                await asyncio.sleep(0.1)
+                continue
             found = await self.read(thread_id)
             expected = dict.fromkeys(found, (status.value, reason))
             if status in ENDED:  # The metric counts threads that run.
