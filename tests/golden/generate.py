@@ -19,6 +19,9 @@ from temporalio.converter import WorkflowSerializationContext
 from everlong.archive.manifest import MANIFEST, make_archive_key
 from everlong.codecs import EverlongCodec
 from everlong.models import Entry, Kind, Message, SegmentRef, build_entry, thread_key
+from everlong.models.grants import Grant, digest_arguments
+from everlong.models.tools import EDITED_ARGUMENTS, EditedArguments
+from everlong.storage.agent_grants import PREFIX, AgentGrants
 from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
@@ -115,9 +118,34 @@ async def write_archives(directory: Path) -> None:
         (directory / f"archive-{kind}-file.bin").write_bytes(await store.get(manifest.file_key))
 
 
+GRANT: Final = Grant(
+    id="a-0123456789abcdef",
+    tool="restart",
+    arguments_digest=digest_arguments("restart", {"service": "api", "force": False}),
+    arguments='{"service": "api"}',
+    by="ann",
+    granted_ms=TIME_MS,
+    expires_ms=TIME_MS + 1,
+    thread_id="ops-7",
+    agent="ops",
+)
+EDITED: Final = EditedArguments(arguments={"service": "api", "force": True}, by="ann")
+
+
+async def write_decisions(directory: Path) -> None:
+    """Write a grant of an agent, plain and sealed, and arguments that a person has changed."""
+    for kind, keys in (("plain", None), ("sealed", Keyring(KEYS))):
+        store = MemoryBlobStore()
+        await AgentGrants(PackStore(store, keys), "default").add(GRANT, TIME_MS)
+        [info] = [info async for info in store.list(PREFIX)]
+        (directory / f"grant-{kind}.bin").write_bytes(await store.get(info.key))
+    (directory / "edited-arguments.bin").write_bytes(EDITED_ARGUMENTS.dump_json(EDITED))
+
+
 async def _write_all() -> None:
     await write(HERE)
     await write_archives(HERE)
+    await write_decisions(HERE)
 
 
 def _entry(seq: int, kind: Kind = Kind.MESSAGE, text: str = "") -> Entry:

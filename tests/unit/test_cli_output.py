@@ -9,12 +9,19 @@ import pytest
 from rich.console import Console
 
 from everlong import console
-from everlong.cli.output import build_threads_table
+from everlong.cli.approvals import _build_always, _describe_always, _parse_arguments
+from everlong.cli.output import (
+    build_threads_table,
+    format_approval,
+    format_grant,
+    format_outcome,
+)
 from everlong.cli.query import format_csv, print_csv
 from everlong.client.thread_list import ThreadPage
 from everlong.client.visibility import ThreadRow
+from everlong.errors import ConfigError
 from everlong.format import format_spark
-from everlong.models import Status, ThreadCard
+from everlong.models import Approval, Grant, Status, ThreadCard, UnknownOutcome, Vote
 from everlong.queries.engine import QueryRead, QueryResult
 
 THREAD_ID = "support-customer-4711"
@@ -131,3 +138,49 @@ def test_csv_cells_do_not_control_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     print_csv(steering)
     assert capsys.readouterr().out == "a\n\ufffd]0;title\ufffd\ufffd[2J\n"
+
+
+@pytest.mark.parametrize(
+    ("match", "lasting", "text"),
+    [
+        ("tool", "8h", "lets every call of pay in thread ops-7 run without an approval, for 8 h."),
+        ("arguments", "", 'of pay with the arguments {"euros": 5} in thread ops-7 run without an'),
+    ],
+)
+def test_what_a_grant_allows_is_said_before_it_is_given(
+    match: Any, lasting: str, text: str
+) -> None:
+    approval = Approval(id="2-1-ab", tool="pay", arguments='{"euros": 5}', asked_ms=1)
+    always = _build_always(match, "thread", lasting)
+    assert text in _describe_always(always, approval, "ops-7")
+
+
+@pytest.mark.parametrize("lasting", ["0s", "366d", "soon", "-1h"])
+def test_an_impossible_duration_of_a_grant_is_refused(lasting: str) -> None:
+    with pytest.raises(ConfigError, match="--for"):
+        _build_always("tool", "agent", lasting)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "5", '"x"'])
+def test_changed_arguments_have_to_be_an_object(text: str) -> None:
+    with pytest.raises(ConfigError, match="--arguments"):
+        _parse_arguments(text)
+
+
+def test_votes_outcomes_and_grants_are_lines() -> None:
+    approval = Approval(
+        id="2-1-ab",
+        tool="pay",
+        arguments="{}",
+        asked_ms=1,
+        needed=3,
+        votes=(Vote(by="ann", ms=1), Vote(by="ben", ms=2)),
+    )
+    assert "2 of 3 approvals (ann, ben)" in format_approval(approval)
+    outcome = UnknownOutcome(
+        id="2-1-ab-1", tool="pay", arguments="{}", cause="lost", idempotency_key="k", asked_ms=1
+    )
+    assert format_outcome(outcome).startswith("2-1-ab-1  pay {}  worker lost, since ")
+    assert format_outcome(outcome).endswith("idempotency key k")
+    grant = Grant(id="a-0123456789abcdef", tool="pay", by="ann", granted_ms=1, agent="ops")
+    assert "pay (any arguments)  in agent ops, by ann" in format_grant(grant)

@@ -13,6 +13,8 @@ from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import parse_ref
 from everlong.models import Kind, Message, SegmentRef, build_note, thread_key
+from everlong.models.tools import EDITED_ARGUMENTS
+from everlong.storage.agent_grants import AgentGrants
 from everlong.storage.encryption_keys import Keyring
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
@@ -34,6 +36,12 @@ SEALED = [
     ("v1/ref-sealed-second.bin", "v1/pack-sealed-second.bin", generate.SECOND),
     ("v1/ref-sealed-empty.bin", "v1/pack-sealed-empty.bin", generate.EMPTY),
 ]
+
+
+GRANT_KEY = (
+    "grants/v1/734732963cb8ad5efc7bfb764b7d80b0/b1f34d25a26afed5a7805498b61ecf65/"
+    "a-0123456789abcdef.json"
+)
 
 
 def read_golden(name: str) -> bytes:
@@ -141,6 +149,7 @@ async def test_golden_archives_are_read(listed: str, file: str, keys: Keyring | 
 async def test_current_output_has_the_format_of_the_golden_files(tmp_path: Path) -> None:
     """From the first tag on, a change of the format needs a version and files of its own."""
     await generate.write(tmp_path)
+    await generate.write_decisions(tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     kept = {path.name for path in (GOLDEN / "v1").glob("*.bin")}
     assert written.keys() == {name for name in kept if not name.startswith("archive-")}
@@ -158,3 +167,20 @@ def test_every_golden_file_is_opened_by_a_test() -> None:
     assert all(f'"{name}"' in source for name in files)
     others = {path.suffix for path in GOLDEN.rglob("*") if path.is_file()}
     assert others <= {".bin", ".py", ".pyc"}
+
+
+@pytest.mark.guarantee(8)
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("v1/grant-plain.bin", None), ("v1/grant-sealed.bin", Keyring(generate.KEYS))],
+    ids=["plain", "sealed"],
+)
+async def test_golden_grants_are_read(name: str, keys: Keyring | None) -> None:
+    store = MemoryBlobStore()
+    await store.put(GRANT_KEY, read_golden(name))
+    assert await AgentGrants(PackStore(store, keys), "default").list("ops") == [generate.GRANT]
+
+
+def test_golden_changed_arguments_are_read() -> None:
+    data = read_golden("v1/edited-arguments.bin")
+    assert EDITED_ARGUMENTS.validate_json(data) == generate.EDITED
