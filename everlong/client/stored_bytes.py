@@ -222,7 +222,7 @@ async def count_stored_bytes(
     problem = ""
     if head is not None:
         try:
-            await _Walk(Journal(packs, key), objects, tally).run(head)
+            await _Walk(Journal(packs, key), key, objects, tally).run(head)
         except EverlongError as error:
             problem = f"the journal could not be read to its end: {error}"
     await _add_others(packs, key, objects, tally)
@@ -290,8 +290,11 @@ async def _add_listed(packs: PackStore, prefix: str, cause: Cause, tally: _Tally
 class _Walk:
     """Divides the objects that a journal names among causes, and takes them out of `objects`."""
 
-    def __init__(self, journal: Journal, objects: dict[str, _Object], tally: _Tally) -> None:
+    def __init__(
+        self, journal: Journal, thread: str, objects: dict[str, _Object], tally: _Tally
+    ) -> None:
         self._journal = journal
+        self._prefix = thread_prefix(thread)
         self._objects = objects
         self._tally = tally
         # Tools of the newest reply's calls whose results have not come yet, in the order of the calls.
@@ -312,6 +315,8 @@ class _Walk:
             cause = _CAUSES.get(entry.kind, Cause.JOURNAL)
             if entry.kind == Kind.COMPACTION:
                 self._add_ref(_find_snapshot(entry), Cause.SNAPSHOTS, entry.time_ms)
+            if edit := str((entry.data or {}).get("edit", "")):  # Arguments that a person changed.
+                self._add(f"{self._prefix}{edit}.pack", Cause.JOURNAL, entry.time_ms)
             self._add_ref(entry.original, cause, entry.time_ms, tool)
             if entry.ref is None or entry.ref == place.ref:  # The body is in the segment.
                 shares[cause, tool, entry.time_ms] += entry.size_bytes
@@ -339,7 +344,11 @@ class _Walk:
         )
 
     def _add_ref(self, ref: Ref | None, cause: Cause, time_ms: int, tool: str = "") -> None:
-        stored = None if ref is None else self._objects.pop(object_key(ref), None)
+        if ref is not None:
+            self._add(object_key(ref), cause, time_ms, tool)
+
+    def _add(self, key: str, cause: Cause, time_ms: int, tool: str = "") -> None:
+        stored = self._objects.pop(key, None)
         if stored is not None:
             self._tally.add(cause, stored.size_bytes, time_ms, tool)
 

@@ -127,6 +127,8 @@ async def test_a_freed_thread_is_read_from_its_archive_and_revived(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello", "remember the api is slow", LONG)
+    # By default a context of this size is small enough, and a compaction would change nothing.
+    await ThreadHandle(client, thread_id).configure({"compact_to_bytes": 8192}, by="ann")
     await ThreadHandle(client, thread_id).compact()
     await wait_for_status(
         client, thread_id, lambda status: status.counters.compactions > 0, seconds_max=90

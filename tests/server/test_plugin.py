@@ -24,6 +24,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.sdk_internals import HookedRunner
+from everlong.models.names import CALL_MODEL, NOTIFY, RUN_TOOL, SWEEP
 from everlong.storage import BlobStore
 from everlong.telemetry.spans import RESUME
 from everlong.testing import ScriptedModel
@@ -150,7 +151,8 @@ async def test_a_second_wrap_changes_nothing(server: TemporalServer) -> None:
     assert codec._inner is None
     with pytest.warns(UserWarning, match="present from both"):
         worker = Worker(again, task_queue="q", plugins=[plugin])
-    assert len(worker.config(active_config=True)["workflows"]) == 3
+    names = [each.__name__ for each in worker.config(active_config=True)["workflows"]]
+    assert sorted(names) == sorted(set(names)), "each once"
 
 
 async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: TemporalServer) -> None:
@@ -162,7 +164,9 @@ async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: Temp
     assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(
         seconds=limits.STICKY_SECONDS
     )
-    assert len(config["activities"]) == 8
+    names = [activity._Definition.must_from_callable(each).name for each in config["activities"]]
+    assert {CALL_MODEL, RUN_TOOL, SWEEP, NOTIFY} < set(names)
+    assert len(names) == len(set(names))
 
 
 async def test_the_teams_own_settings_win(server: TemporalServer) -> None:

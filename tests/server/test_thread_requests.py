@@ -153,7 +153,7 @@ async def test_a_policy_changes_while_the_thread_runs(
         with pytest.raises(ControlRefused, match="the policy has no stepsmax"):
             await ThreadHandle(client, thread_id).configure({"stepsmax": 2})
         with pytest.raises(
-            ControlRefused, match=r"steps_max .*greater than or equal to 1"
+            ControlRefused, match=r"steps_max: .*greater than or equal to 1"
         ) as error:
             await ThreadHandle(client, thread_id).configure({"steps_max": 0})
         assert "pydantic.dev" not in str(error.value)

@@ -17,12 +17,15 @@ from everlong.models import (
     Kind,
     MemoryChange,
     Message,
+    Resolution,
     SegmentRef,
     SnapshotRef,
     Status,
     StepInfo,
     ThreadStatus,
     ToolCall,
+    UnknownOutcome,
+    VoteNote,
     build_entry,
     build_note,
     seq_after,
@@ -156,6 +159,21 @@ async def build_thread(packs: PackStore, thread_id: str = "ops-7") -> ThreadBuil
         id="9-1-aa", tool="restart", asked_ms=NOW_MS, approve=True, by="ann", reason="go on"
     )
     await life.note(Kind.DECIDED, decided)
+    voted = VoteNote(id="9-1-aa", tool="restart", by="bob", votes=1, needed=2)
+    await life.note(Kind.VOTED, voted)
+    unknown = UnknownOutcome(
+        id="9-1-aa-1",
+        tool="restart",
+        arguments="{}",
+        cause="timeout",
+        idempotency_key="k",
+        asked_ms=NOW_MS,
+    )
+    await life.note(Kind.OUTCOME_UNKNOWN, unknown)
+    resolved = Resolution(
+        id="9-1-aa-1", tool="restart", asked_ms=NOW_MS, outcome="done", by="ann", result="it runs"
+    )
+    await life.note(Kind.OUTCOME_RESOLVED, resolved)
     fact = Fact(key="region", text="eu-1", time_ms=NOW_MS)
     await life.note(Kind.MEMORY, MemoryChange(remembered=fact))
     await life.compact()
