@@ -326,8 +326,9 @@ class AgentActivities:
         agent = self._find_agent(compact.context.agent)
         contexts = self._open_contexts()
         async with self._run_step("compact", compact.context) as (beat, reads):
+            policy = self._get_policy(agent)
             past = await beat.retry_or_hold(
-                lambda: contexts.load_context(compact.context, self._get_policy(agent))
+                lambda: contexts.load_to_compact(compact.context, policy, compact.keep_from_seq)
             )
             # In a thread, so that it does not block heartbeats and other activities.
             plan = await run_in_thread(plan_compaction, past, compact, agent)

@@ -52,6 +52,7 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Compact a context, and decide whether the result is used."""
     before = _measure(past, agent)
+    before = dataclasses.replace(before, size_bytes=before.size_bytes + past.folded_bytes)
     if past.base is None and not past.items:
         return _build_plan(past, "unchanged", before, before)
     to_bytes = choose_budget(past, compact, before.size_bytes)

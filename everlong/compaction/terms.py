@@ -107,6 +107,11 @@ def _cut_stretches(text: str) -> Iterator[tuple[int, int]]:
 _known: dict[str, tuple[tuple[str, int], ...]] = {}
 
 
+def clear_cache() -> None:
+    """Forget all words, so that a benchmark measures the first compaction of a process."""
+    _known.clear()
+
+
 def _remember(word: str) -> tuple[tuple[str, int], ...]:
     found = tuple(_find_in_word(word))
     if len(_known) >= _CACHE_MAX:

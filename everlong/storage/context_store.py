@@ -9,23 +9,35 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong import limits
-from everlong.compaction import Item, Snapshot, dump, load, shorten
+from everlong.compaction import Item, Snapshot, compact, dump, load, shorten
 from everlong.errors import RefRefused
 from everlong.models import (
     Context,
     Entry,
     Kind,
     Message,
+    SegmentRef,
     SnapshotRef,
+    seq_after,
 )
 from everlong.policy import Policy
 from everlong.storage.journal import Journal, JournalReader
+from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
 # A shortened message names its own seq, with which a model recalls the whole message. The seq is unknown
 # when the message is stored, so it is filled in on reading.
 _MARK: Final = re.compile(r"\[\.\.\. \d+ bytes left out; recall\(seq=0\) shows them \.\.\.\]")
+
+
+# Messages that a compaction holds at once. With their notes and terms they take about four times that in
+# memory. One message of the largest size, 64 MiB, may come on top.
+PART_BYTES_MAX: Final = 16 * limits.MIB
+# Entries of a part that is read: some megabytes without their messages.
+_PART_ENTRIES: Final = 4096
+# A part is compacted to this many times the final budget, so that the last compaction has a choice.
+_PART_BUDGETS: Final = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +49,8 @@ class LoadedContext:
     """Entries since the snapshot, including those that are not journalled yet."""
     policy: Policy
     now_ms: int
+    folded_bytes: int = 0
+    """Size of the messages that are in the base already, if a compaction has read them in parts."""
 
 
 class ContextStore:
@@ -61,6 +75,22 @@ class ContextStore:
         items = await load_items(self.journal, entries)
         return LoadedContext(base, tuple(items), policy, context.now_ms)
 
+    async def load_to_compact(
+        self, context: Context, own: Policy, keep_from_seq: int, *, part_bytes: int = PART_BYTES_MAX
+    ) -> LoadedContext:
+        """Load a context for a compaction, in a bounded part of memory.
+
+        Entries are read in parts. Each part but the last is compacted into the snapshot before the next
+        one is read, to more than the compaction leaves in the end. A context of one part, as almost all
+        are, is loaded as for a model call.
+        """
+        policy = own if context.policy is None else Policy().with_changes(context.policy)
+        base = None if context.snapshot is None else await self._read_snapshot(context.snapshot)
+        found = LoadedContext(base, (), policy, context.now_ms)
+        return await load_in_parts(
+            self.journal, context.head, found, keep_from_seq, part_bytes=part_bytes
+        )
+
     async def write_snapshot(
         self, snapshot: Snapshot, context_bytes: int, previous: SnapshotRef | None = None
     ) -> tuple[SnapshotRef, int]:
@@ -83,6 +113,69 @@ class ContextStore:
                 "out which program gave it to this thread."
             )
         return load(await self._packs.read_body(snapshot.ref))
+
+
+async def load_in_parts(
+    journal: JournalReader,
+    head: SegmentRef | None,
+    past: LoadedContext,
+    keep_from_seq: int,
+    *,
+    part_bytes: int,
+) -> LoadedContext:
+    """Return a past with the entries after it; if they are too many for one part, with a newer base."""
+    last_seq = 0 if head is None else seq_after(head) - 1
+    next_seq = 1 if past.base is None else past.base.upto_seq + 1
+    while next_seq <= last_seq:
+        entries = await journal.read(head, next_seq, min(last_seq, next_seq + _PART_ENTRIES - 1))
+        while entries:
+            count = _count_entries(entries, part_bytes - _measure_items(past.items))
+            items = await load_items(journal, entries[:count])
+            entries = entries[count:]
+            past = dataclasses.replace(past, items=(*past.items, *items))
+            next_seq = items[-1].entry.seq + 1
+            more = bool(entries) or next_seq <= last_seq
+            full = _measure_items(past.items) >= part_bytes
+            if more and full and past.items[0].entry.seq < keep_from_seq:
+                past = await run_in_thread(_compact_part, past, keep_from_seq)
+    return past
+
+
+def _compact_part(past: LoadedContext, keep_from_seq: int) -> LoadedContext:
+    to_bytes = _PART_BUDGETS * past.policy.compact_to_bytes
+    base = compact(
+        past.base,
+        past.items,
+        past.policy,
+        past.now_ms,
+        keep_from_seq=keep_from_seq,
+        to_bytes=to_bytes,
+    )
+    taken = [item for item in past.items if item.entry.seq <= base.upto_seq]
+    return dataclasses.replace(
+        past,
+        base=base,
+        items=past.items[len(taken) :],
+        folded_bytes=past.folded_bytes + _measure_items(taken),
+    )
+
+
+def _count_entries(entries: Sequence[Entry], bytes_max: int) -> int:
+    """Return how many entries fit, at least one."""
+    for number, entry in enumerate(entries):
+        bytes_max -= _measure_entry(entry)
+        if bytes_max < 0:
+            return max(1, number)
+    return len(entries)
+
+
+def _measure_items(items: Sequence[Item]) -> int:
+    return sum(_measure_entry(item.entry) for item in items)
+
+
+def _measure_entry(entry: Entry) -> int:
+    """Return the size of an entry's message as a model sees it."""
+    return min(entry.size_bytes, limits.SHOWN_BYTES_MAX) if entry.original else entry.size_bytes
 
 
 async def load_items(journal: JournalReader, entries: Sequence[Entry]) -> list[Item]:
