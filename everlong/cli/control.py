@@ -23,10 +23,11 @@ from everlong.cli.options import (
 from everlong.cli.output import print_json, print_lines
 from everlong.client.labels import read_labels
 from everlong.client.thread import ThreadHandle
+from everlong.client.time_travel import Timeline
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.errors import ConfigError, quote, suggest
-from everlong.format import format_setting, parse_bytes, parse_duration
+from everlong.format import format_bytes, format_setting, parse_bytes, parse_duration
 from everlong.models.thread_ids import show_id
 from everlong.policy import Policy
 
@@ -115,16 +116,33 @@ def unpause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
 
 
 @commands.command()
-def compact(thread_id: ThreadId, by: By = "", reason: Reason = "", dry_run: DryRun = False) -> None:
+def compact(
+    thread_id: ThreadId,
+    by: By = "",
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    evaluate: Annotated[
+        bool,
+        typer.Option(
+            "--evaluate",
+            help="Compact the thread's past at several places, and show what later tool calls would "
+            "have found. Nothing changes.",
+        ),
+    ] = False,
+) -> None:
     """Compact a thread's context at its next safe point.
 
     The model then reads less. The journal keeps every entry.
 
     Examples:
         everlong compact ops-7 --dry-run
+        everlong compact ops-7 --evaluate
         everlong compact ops-7
 
     """
+    if evaluate:
+        _evaluate(thread_id)
+        return
     if dry_run:
         _preview(thread_id, "compact")
         return
@@ -207,6 +225,31 @@ def _preview(thread_id: str, action: Action) -> None:
     async def work(client: Client) -> None:
         found = await preview_action(client, open_configured_packs(settings), thread_id, action)
         print_lines([found.sentence, *(f"warning: {each}" for each in found.warnings)])
+
+    run_with_client(work)
+
+
+def _evaluate(thread_id: str) -> None:
+    settings = load_settings()
+
+    async def work(client: Client) -> None:
+        packs = open_configured_packs(settings)
+        timeline = await Timeline.open(client, packs, thread_id)
+        scores = await timeline.evaluate_compaction()
+        print_lines(
+            f"entry {score.seq}: later calls use {score.literals} paths, ids, names and numbers that "
+            f"stand before. Compacted to {format_bytes(score.budget_bytes)}, the context holds "
+            f"{score.share:.0%} of them, and the last messages of that size {score.tail_share:.0%}. "
+            f"With recall: {score.recalled_share:.0%}."
+            for score in scores
+        )
+        if not scores:
+            print_lines(
+                [
+                    "Nothing to evaluate: later tool calls use fewer than 20 paths, ids, names and "
+                    "numbers that stand before. Try again when the thread is longer."
+                ]
+            )
 
     run_with_client(work)
 

@@ -18,6 +18,7 @@ from everlong.archive import ArchivedJournal, Manifest, StoredArchive
 from everlong.archive import manifest as manifests
 from everlong.client.status import open_journal
 from everlong.client.status import read_status as status_of
+from everlong.compaction.survival import Evaluation
 from everlong.errors import EntryNotFound, ThreadNotFound
 from everlong.models import (
     Approval,
@@ -37,6 +38,7 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
+from everlong.policy import Policy
 from everlong.storage.context_store import load_items
 from everlong.storage.journal import JournalReader
 from everlong.storage.pack_store import PackStore
@@ -102,6 +104,51 @@ class Scene:
     def context_bytes(self) -> int:
         """Size of the context."""
         return compaction.measure_messages(self.context)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompactionScore:
+    """Which literals of the tool calls after an entry a compacted context holds."""
+
+    seq: int
+    """Last entry before the cut."""
+    budget_bytes: int
+    literals: int
+    """Number of paths, ids, names and numbers of later calls that stand before the cut."""
+    share: float
+    """Share of them that the context holds after the compactions that the thread makes."""
+    tail_share: float
+    """Share that the last messages of the same size hold."""
+    recalled_share: float
+    """Share that the context holds or `recall` finds."""
+
+
+# An evaluation compacts some ten times, at about 0.2 s for each MiB: two minutes at most.
+_EVALUATED_ENTRIES_MAX: Final = 20_000
+_EVALUATED_BYTES_MAX: Final = 64 * limits.MIB
+
+
+def _evaluate(items: Sequence[compaction.Item], policy: Policy) -> list[CompactionScore]:
+    evaluation = Evaluation(items, policy)
+    spoken = [item.entry.seq for item in items if item.message is not None]
+    found = []
+    for at in evaluation.list_cuts():
+        scores = {
+            score.strategy: score for score in evaluation.measure(at, (policy.compact_to_bytes,))
+        }
+        if scores:
+            ours, tail = scores["chain"], scores["tail"]
+            found.append(
+                CompactionScore(
+                    seq=spoken[at - 1],
+                    budget_bytes=ours.budget_bytes,
+                    literals=sum(ours.there.values()),
+                    share=ours.share,
+                    tail_share=tail.share,
+                    recalled_share=ours.share_with_recall,
+                )
+            )
+    return found
 
 
 class Timeline:
@@ -202,6 +249,24 @@ class Timeline:
             after, left, policy, before.time_ms, lambda _: limits.TEXT_BYTES_MAX
         )
         return before.context_bytes, compaction.measure_messages(context)
+
+    async def evaluate_compaction(self) -> list[CompactionScore]:
+        """Compare compactions of the past with what later tool calls used.
+
+        The newest 20,000 entries are read, up to 64 MiB; a cut with few literals has no score.
+        """
+        head = self.status.head
+        if head is None:
+            return []
+        last_seq = seq_after(head) - 1
+        first_seq = max(1, last_seq - _EVALUATED_ENTRIES_MAX + 1)
+        entries = await self.journal.read(head, first_seq, last_seq)
+        left, start = _EVALUATED_BYTES_MAX, len(entries)
+        while start and entries[start - 1].size_bytes <= left:
+            start -= 1
+            left -= entries[start].size_bytes
+        items = await load_items(self.journal, entries[start:])
+        return await asyncio.to_thread(_evaluate, items, self.status.policy)
 
     async def load_totals(self, seq: int) -> Totals:
         """Return the totals of all entries up to one. Only an archive is read whole for them."""

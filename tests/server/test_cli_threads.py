@@ -203,6 +203,7 @@ async def test_the_cli_limits_pauses_compacts_and_stops(
         assert "by ann: wait" in await cli("show", thread_id)
         assert "continues" in await cli("unpause", thread_id)
         await cli.threads.wait_for_answers(thread_id, 2)
+        assert "Nothing to evaluate" in await cli("compact", thread_id, "--evaluate")
         assert "will compact" in await cli("compact", thread_id)
         assert "will stop" in await cli("stop", thread_id, "--reason", "done")
         await cli.threads.client.get_workflow_handle(thread_id).result()

@@ -3,7 +3,15 @@
 import json
 from pathlib import Path
 
-from bench.survival import draw_chart, find_failures, format_results, measure_transcript, write
+from bench.survival import (
+    build_items,
+    draw_chart,
+    find_failures,
+    format_results,
+    measure_transcript,
+    write,
+)
+from everlong.client.time_travel import _evaluate
 from everlong.compaction.survival import (
     Evaluation,
     find_later_literals,
@@ -114,3 +122,13 @@ def test_tables_and_chart_are_written(tmp_path: Path) -> None:
     assert format_results(results) in text
     assert chart.read_text() == draw_chart(results)
     assert chart.read_text().count("<rect") == 1 + 4 * 4 + 4
+
+
+def test_a_threads_own_journal_is_evaluated() -> None:
+    items = build_items(build_transcript().messages)
+    scores = _evaluate(items, Policy(compact_to_bytes=8 * KIB))
+    assert [score.seq for score in scores] == [61, 121, 181]
+    for score in scores:
+        assert score.budget_bytes == 8 * KIB
+        assert score.literals >= 30
+        assert score.tail_share < score.share <= score.recalled_share == 1
