@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from everlong.client.errors import translate_errors, translate_rpc_error
-from everlong.client.search_attributes import has_optional
+from everlong.client.search_attributes import MISSING_SECONDS, has_optional
 from everlong.client.visibility import QUERY, build_row, decode_memos
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import FORK_MEMO, ForkNote, Status, thread_key
@@ -82,7 +82,8 @@ async def _load_origin(client: Client, thread_id: str) -> ForkNote | None:
 
 
 async def _list_forks(client: Client, thread_id: str) -> tuple[tuple[Fork, ...], bool]:
-    if not await has_optional(client, FORK_OF.name):
+    # Pages ask each half minute. Where attributes cannot be listed, an answer takes up to 11 requests.
+    if not await has_optional(client, FORK_OF.name, MISSING_SECONDS):
         return (), False  # No fork has ever written it.
     request = ListWorkflowExecutionsRequest(
         namespace=client.namespace,

@@ -10,6 +10,7 @@ worker need not be started again.
 import asyncio
 import dataclasses
 import logging
+import math
 import re
 import time
 import weakref
@@ -111,15 +112,18 @@ async def has_attributes(client: Client) -> bool:
     return known.found
 
 
-async def has_optional(client: Client, name: str) -> bool:
-    """Whether the client's namespace has one of `OPTIONAL_ATTRIBUTES`. A yes is kept for the client."""
+async def has_optional(client: Client, name: str, retry_seconds: float = OPTIONAL_SECONDS) -> bool:
+    """Whether the client's namespace has one of `OPTIONAL_ATTRIBUTES`. A yes is kept for the client.
+
+    After a no, the server is asked again once the last answer is `retry_seconds` old.
+    """
     known = _known.setdefault(client, _Known())
     if name in known.optional:
         return True
     async with known.lock:
-        if time.monotonic() >= known.asks_optional_at:
+        if time.monotonic() >= known.optional_asked_at + retry_seconds:
             known.optional |= await _list_optional(client)  # A failed call is no answer.
-            known.asks_optional_at = time.monotonic() + OPTIONAL_SECONDS
+            known.optional_asked_at = time.monotonic()
     return name in known.optional
 
 
@@ -151,7 +155,7 @@ class _Known:
     found: bool = False
     asks_again_at: float = 0.0
     optional: frozenset[str] = frozenset()
-    asks_optional_at: float = 0.0
+    optional_asked_at: float = -math.inf
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 

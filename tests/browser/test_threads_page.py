@@ -175,8 +175,8 @@ async def test_columns_and_views_are_remembered_and_in_the_url(stage: Stage) -> 
         heads = page.get_by_role("columnheader")
         await expect(heads.filter(has_text="Cost")).to_have_count(1)
         await page.locator("summary", has_text="Columns").click()
-        for box in await page.locator("form[data-columns] input[type=checkbox]").all():
-            await box.uncheck()
+        boxes = page.locator("form[data-columns] input[type=checkbox]")
+        await boxes.evaluate_all("all => all.forEach((box) => { box.checked = false; })")
         await page.get_by_role("checkbox", name="Tokens").check()
         await page.get_by_role("button", name="Show", exact=True).click()
         await expect(page).to_have_url(re.compile(r"\?status=waiting&columns=tokens$"))
