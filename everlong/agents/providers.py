@@ -51,6 +51,12 @@ _NO_ROUTE_STATUSES: Final = frozenset({404, 405, 501})
 
 # Attempts at streams without an end, before a model is asked for whole replies.
 _CUT_STREAMS_MAX: Final = 2
+# Rejections that a request without a stream would meet, too.
+_NOT_OF_STREAMS: Final = (
+    exceptions.ModelContextWindowExceededError,
+    exceptions.ModelAuthenticationError,
+    exceptions.ModelNotFoundError,
+)
 _LOG: Final = logging.getLogger(__name__)
 
 NOT_RUN: Final = "[The turn ended before this call had a result.]"
@@ -114,23 +120,24 @@ class ProviderModel:
             if not self._entered:
                 await self._model.__aenter__()
                 self._entered += 1
-            response = None
+            streamed = None
             if on_text is not None and self._streams:
-                response = await self._stream(request, parameters, on_text)
-            is_streamed = response is not None
-            if response is None:
-                response = await model_request(
-                    self._model,
-                    request,
-                    model_settings=self._settings,
-                    model_request_parameters=parameters,
-                )
+                streamed = await self._stream(request, parameters, on_text)
+            response = streamed or await model_request(
+                self._model,
+                request,
+                model_settings=self._settings,
+                model_request_parameters=parameters,
+            )
+            if on_text is not None and self._streams and streamed is None:
+                # Only now: what was refused may have been the request, and not the stream.
+                self._stop_streaming("cannot stream, or its server refuses to")
             reply = _build_reply(response)
         except Exception as error:  # noqa: BLE001 - clients raise anything for a reply they cannot read
             # Not chained: clients' errors contain requests and replies.
             raise self._translate(error) from None
-        if is_streamed:
-            self._check_end(response)
+        if streamed is not None:
+            self._check_end(streamed)
         self._check(response, reply)
         return reply
 
@@ -140,7 +147,10 @@ class ProviderModel:
         parameters: ModelRequestParameters,
         on_text: TakeText,
     ) -> ModelResponse | None:
-        """Request a reply as a stream; return None if the model cannot stream."""
+        """Request a reply as a stream; return None if the model or its server may refuse to stream.
+
+        Some servers do not take the options of a stream, and some models need a verified account for it.
+        """
         is_open = False
         try:
             async with model_request_stream(
@@ -153,11 +163,19 @@ class ProviderModel:
                 await _pass_text(stream, on_text)
                 return stream.get()
         # The second: what a FunctionModel without a stream function raises.
-        except (NotImplementedError, AssertionError):
-            if is_open:
+        except (NotImplementedError, AssertionError, exceptions.ModelRequestRejectedError) as error:
+            if is_open or isinstance(error, _NOT_OF_STREAMS):
                 raise
-            self._streams = False
             return None
+
+    def _stop_streaming(self, reason: str) -> None:
+        self._streams = False
+        _LOG.warning(
+            "model %r %s: it is asked for whole replies from now on, and live output shows none of them "
+            "before they are complete",
+            self._name,
+            reason,
+        )
 
     def _check_end(self, response: ModelResponse) -> None:
         """Raise if a provider's stream ended without its end: the reply may be half of one.
@@ -172,12 +190,7 @@ class ProviderModel:
             return
         self._cut_streams += 1
         if self._cut_streams == _CUT_STREAMS_MAX:
-            self._streams = False
-            _LOG.warning(
-                "model %r ends its streams without a finish reason; it is asked for whole replies "
-                "from now on, and live output does not show them",
-                self._name,
-            )
+            self._stop_streaming("ends its streams without a finish reason")
         raise ModelUnavailable(f"model {self._name!r}: the reply broke off")
 
     async def close(self) -> None:

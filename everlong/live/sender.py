@@ -232,8 +232,13 @@ class LiveSender:
         self._is_closing = False
         if self._thread is None:
             # A daemon: a request that hangs must not keep the process from ending.
-            self._thread = threading.Thread(target=self._run, name="everlong-live", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="everlong-live", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # The process may have no more threads, or it ends.
+                _LOG.warning("live output is off for now; threads are not affected: %s", error)
+            else:
+                self._thread = thread
 
     def _forget(self, output: StepOutput) -> None:
         if self._outputs.pop(output.step.id, None) is not None:

@@ -383,3 +383,19 @@ async def test_a_killed_workers_step_is_cut_off_by_the_server(
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"URL of the live server|credentials"):
         LiveServer(url=url)
+
+
+def test_a_process_without_room_for_a_thread_runs_its_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    sender = LiveSender(LiveServer(url="http://127.0.0.1:9"))
+    output = reply(sender)
+    output.add("text")
+    output.end("done")
+    sender.close()
+    assert not sender._outputs
+    assert "threads are not affected: can't start new thread" in caplog.text

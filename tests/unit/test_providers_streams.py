@@ -124,6 +124,30 @@ async def test_a_server_whose_streams_have_no_end_is_asked_for_whole_replies(
     assert "asked for whole replies" in caplog.text
 
 
+async def test_a_server_that_refuses_streams_is_asked_for_whole_replies(
+    open_models: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = fake_provider.error(400, "your organization must be verified to stream this model")
+    whole = fake_provider.responses("All read.")
+    async with ProviderServer(refusal, Response(body=json.dumps(whole).encode())) as server:
+        model = open_models(server, RESPONSES)
+        replies = [await stream(model) for _ in range(2)]
+    assert [(reply.text, pieces) for reply, pieces in replies] == [("All read.", [])] * 2
+    assert [bool(each.body.get("stream")) for each in server.requests] == [True, False, False]
+    assert "its server refuses to: it is asked for whole replies" in caplog.text
+
+
+async def test_a_rejected_request_does_not_end_streaming(open_models: Opener) -> None:
+    rejected = fake_provider.error(400, "max_tokens is too large")
+    async with ProviderServer(rejected, rejected, fake_provider.responses("a b")) as server:
+        model = open_models(server, RESPONSES)
+        with pytest.raises(ModelRefused, match="max_tokens is too large"):
+            await stream(model)
+        reply, pieces = await stream(model)
+    assert reply.text == "a b"
+    assert "".join(pieces) == "a b"
+
+
 async def test_a_model_that_cannot_stream_gives_the_whole_reply() -> None:
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=[TextPart("whole")])
