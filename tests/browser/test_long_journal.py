@@ -29,7 +29,7 @@ async def test_a_long_conversation_is_read_both_ways_with_a_bounded_page(
     await expect(turns.locator("> li").last).to_be_in_viewport()
     first = int(await turns.get_attribute("data-first") or 0)
     assert ENTRIES - 80 < first < ENTRIES
-    for _ in range(scaled(5, 10)):
+    for _ in range(scaled(6, 10)):
         before = int(await turns.get_attribute("data-first") or 0)
         await page.get_by_role("link", name="Show earlier entries").click()
         await expect(turns).not_to_have_attribute("data-first", str(before))
