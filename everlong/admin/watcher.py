@@ -1,4 +1,4 @@
-"""Watcher: notices what no thread can report, and tells the sinks of it.
+"""Watcher: finds what no thread can report, and sends it to the sinks.
 
 A thread that is held, or that no worker runs, executes nothing. The watcher reads it from visibility and
 from the task queue's pollers, which costs no billed action. It delivers by itself: the notifier is a

@@ -259,7 +259,7 @@ async def test_a_digest_is_one_message_with_one_key() -> None:
     assert after.headers["everlong-key"] not in {event["key"] for event in after.json["events"]}
 
 
-async def test_a_reminder_is_sent_shortly_before_the_deadline_if_nobody_has_decided() -> None:
+async def test_a_reminder_is_sent_shortly_before_the_deadline_of_a_pending_approval() -> None:
     pending = True
 
     async def is_pending(item: Notification) -> bool:

@@ -26,7 +26,7 @@ def create_slack_router(clicks: SlackClicks, reader: CallbackReader) -> APIRoute
             click = reader.read(request.headers, body)
         except CallbackRefused as refusal:
             _LOG.warning("a request to %s was refused: %s", CALLBACK_PATH, refusal)
-            # The caller is told nothing of the reason.
+            # Without the reason: the caller may be an attacker.
             raise HTTPException(401, "This request is not accepted.") from None
         if click is not None and not clicks.start(click):
             raise HTTPException(503, "This server is handling as many decisions as it can.")
