@@ -24,7 +24,7 @@ from bench.report import Report, finish, machine
 from everlong import Agent, EverlongPlugin, Reply, tool
 from everlong.client.thread import ThreadHandle
 from everlong.embedded import start_server
-from everlong.errors import NoWorker
+from everlong.errors import NoWorker, ServerUnreachable
 from everlong.models import Approval, Message
 from everlong.models.notices import build_notifier_id
 from everlong.notify import Notify, Webhook
@@ -38,6 +38,8 @@ _HANGS: Final = 0.05
 _TWICE: Final = 0.05
 # Threads at a time that are started, asked and decided.
 _AT_ONCE: Final = 20
+# Threads of the comparison without a sink.
+_PLAIN_MAX: Final = 100
 _SINK_SECONDS: Final = 2.0
 _THREAD_SECONDS_MAX: Final = 300.0
 _DELIVERY_SECONDS_MAX: Final = 900.0
@@ -97,7 +99,12 @@ async def decide_one(client: Client, queue: str, thread_id: str) -> float:
         with contextlib.suppress(NoWorker):  # It is busy: a query is given up after 20 s.
             pending = await handle.approvals()
     began = time.monotonic()
-    await handle.decide(pending[0].id, approve=True, by="ann")
+    while True:
+        # The server aborts an update if the task that has it times out on a busy machine.
+        with contextlib.suppress(NoWorker, ServerUnreachable):
+            await handle.decide(pending[0].id, approve=True, by="ann", update_id=thread_id)
+            break
+        await asyncio.sleep(pause)
     answer = await handle.wait(number, seconds_max=_THREAD_SECONDS_MAX)
     if answer != "done":
         raise RuntimeError(f"{thread_id} answered {answer!r}")
@@ -136,7 +143,8 @@ async def measure(address: str, folder: Path, count: int, seed: int) -> Report:
     """Run both arms, and return the figures."""
     report = Report("Notifications")
     async with run_agents(address, folder / "plain", None) as (client, queue):
-        plain = await decide_all(client, queue, count)
+        plain_count = min(count, _PLAIN_MAX)
+        plain = await decide_all(client, queue, plain_count)
     answers = choose_answers(seed)
     async with run_http_receiver(lambda number: answers[number % len(answers)]) as receiver:
         async with run_agents(address, folder / "notified", receiver) as (client, queue):
@@ -168,7 +176,8 @@ async def measure(address: str, folder: Path, count: int, seed: int) -> Report:
     report.add("delivered when the last thread had answered", at_once)
     report.add("time from there to the last delivery", round(late, 1), "s")
     for name, times in (("without a sink", plain), ("with the sink", notified)):
-        report.add(f"threads that answered, {name}", len(times), least=count)
+        least = count if times is notified else plain_count
+        report.add(f"threads that answered, {name}", len(times), least=least)
         report.add(f"from decision to answer, {name}, p50", round(times[len(times) // 2], 2), "s")
         report.add(f"from decision to answer, {name}, max", round(times[-1], 2), "s")
     signals = actions["workflow_execution_signaled"]

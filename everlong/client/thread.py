@@ -257,12 +257,15 @@ class ThreadHandle:
         reason: str = "",
         arguments: Mapping[str, Any] | None = None,
         always: Always | None = None,
+        update_id: str = "",
     ) -> None:
         """Approve or deny a tool call that waits for it. `approvals` lists them with their ids.
 
         An approval may change the call: it then runs with these `arguments`, which are all of them. Or
         it may allow later calls too, as in `always=Always(match="tool", seconds=8 * 3600)`; `grants`
         lists what is allowed. A worker checks both; arguments that do not fit the tool are refused.
+
+        A decision that is sent again with the same `update_id` is applied once.
         """
         decision = check_argument(
             DecisionRefused,
@@ -276,7 +279,13 @@ class ThreadHandle:
             ),
         )
         missing = await update(
-            self.client, self.id, DECIDE_UPDATE, decision, str, refused=DecisionRefused
+            self.client,
+            self.id,
+            DECIDE_UPDATE,
+            decision,
+            str,
+            refused=DecisionRefused,
+            update_id=update_id,
         )
         if missing:
             raise DecisionRefused(f"thread {self.id!r}: {missing}")

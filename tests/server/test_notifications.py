@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from temporalio.client import WorkflowHandle
 from temporalio.worker import Replayer
 
@@ -136,8 +137,9 @@ async def test_a_sink_that_hangs_blocks_neither_a_thread_nor_its_roll_nor_anothe
 
 
 async def test_failed_deliveries_come_again_with_one_key_and_a_second_notifier_takes_over(
-    server: TemporalServer, store: BlobStore, thread_id: str
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "NOTIFIER_RETRY_SECONDS_MIN", 0.25)
     async with (
         run_http_receiver(lambda number: 500 if number < 2 else 200) as receiver,
         open_notified(server, store, payer(5), webhook(receiver, events=["asked"])) as threads,
@@ -205,9 +207,10 @@ async def test_without_a_sink_that_wants_it_a_thread_sends_nothing(
 
 
 async def test_the_notifier_continues_as_new_and_loses_nothing(
-    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: Any
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "NOTIFIER_EVENTS_MAX", 15)
+    monkeypatch.setattr(limits, "NOTIFIER_RETRY_SECONDS_MIN", 0.25)
     async with (
         run_http_receiver(lambda number: 500 if number % 3 == 0 else 200) as receiver,
         open_threads(

@@ -1,6 +1,7 @@
 """The route for Slack: public, by signature alone; a click becomes one update of the thread."""
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +15,6 @@ from everlong.admin.web import slack_clicks
 from everlong.admin.web.app import create_admin_app
 from everlong.admin.web.context import AppContext
 from everlong.errors import DecisionRefused, NoWorker
-from everlong.models import Decide
 from everlong.notify import Notify, Slack
 from everlong.notify.slack import CALLBACK_BYTES_MAX, CALLBACK_PATH, sign_callback
 from everlong.storage.memory import MemoryBlobStore
@@ -25,17 +25,23 @@ from tests.support.sink_receivers import HttpReceiver, run_http_receiver
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
+@dataclasses.dataclass(frozen=True)
+class Decided:
+    approval_id: str
+    approve: bool
+    by: str
+    update_id: str
+
+
 class Thread:
-    """Stands for the thread: takes updates, and answers with the given errors first."""
+    """Stands for the thread's handle: takes decisions, and raises the given errors first."""
 
     def __init__(self, *errors: Exception) -> None:
-        self.updates: list[tuple[str, Decide, str]] = []
+        self.decided: list[Decided] = []
         self._errors = list(errors)
 
-    async def update(
-        self, client: Any, thread_id: str, name: str, decide: Decide, *_: Any, **options: Any
-    ) -> None:
-        self.updates.append((thread_id, decide, options["update_id"]))
+    async def decide(self, approval_id: str, *, approve: bool, by: str, update_id: str) -> None:
+        self.decided.append(Decided(approval_id, approve, by, update_id))
         if self._errors:
             raise self._errors.pop(0)
 
@@ -66,9 +72,13 @@ async def slack() -> AsyncIterator[HttpReceiver]:
         yield receiver
 
 
-def open_http(slack: HttpReceiver | None) -> httpx.AsyncClient:
+def open_http(slack: HttpReceiver | None, thread: Thread | None = None) -> httpx.AsyncClient:
     async def connect() -> Any:
         return None
+
+    async def find_thread(thread_id: str) -> Any:
+        assert thread_id == "ops-1"
+        return thread
 
     sinks = []
     if slack is not None:
@@ -85,7 +95,7 @@ def open_http(slack: HttpReceiver | None) -> httpx.AsyncClient:
     context = AppContext(
         connect, PackStore(MemoryBlobStore()), task_queue="q", notify=Notify(sinks=sinks)
     )
-    context.client = connect  # type: ignore[method-assign] # there is no server
+    context.thread = find_thread  # type: ignore[method-assign] # there is no server
     transport = httpx.ASGITransport(create_admin_app(context, roles()))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8234")
 
@@ -94,63 +104,64 @@ async def test_a_signed_click_is_one_update_by_the_configured_name(
     slack: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread = Thread(NoWorker("none"), NoWorker("none"))
-    monkeypatch.setattr(slack_clicks, "update", thread.update)
     monkeypatch.setattr(slack_clicks, "_PAUSE_SECONDS", 0.01)
-    async with open_http(slack) as http:
+    async with open_http(slack, thread) as http:
         body = click(slack)
         headers = sign(body)
         assert (await http.post(CALLBACK_PATH, content=body, headers=headers)).status_code == 200
         await slack.wait_for(lambda: len(slack.received) == 1)
         # Sent until a worker takes it, as one update.
-        assert len(thread.updates) == 3
-        assert len({update_id for _, _, update_id in thread.updates}) == 1
-        thread_id, decide, _ = thread.updates[0]
-        assert (thread_id, decide.id, decide.approve, decide.by) == (
-            *("ops-1", "4-1-ab12"),
-            *(False, "ann"),
-        )
+        assert len(thread.decided) == 3
+        [decided] = set(thread.decided)
+        assert (decided.approval_id, decided.approve, decided.by) == ("4-1-ab12", False, "ann")
         said = slack.received[0].json
         assert said["text"] == "Denied by ann: 4-1-ab12 of ops-1"
         assert (said["replace_original"], said["response_type"]) == (True, "in_channel")
         again = await http.post(CALLBACK_PATH, content=body, headers=headers)
         assert again.status_code == 401
-    assert len(thread.updates) == 3
+    assert len(thread.decided) == 3
 
 
 async def test_a_click_in_a_digest_leaves_the_other_buttons(
-    slack: HttpReceiver, monkeypatch: pytest.MonkeyPatch
+    slack: HttpReceiver,
 ) -> None:
-    monkeypatch.setattr(slack_clicks, "update", Thread().update)
-    async with open_http(slack) as http:
+    async with open_http(slack, Thread()) as http:
         body = click(slack, alone=False)
         await http.post(CALLBACK_PATH, content=body, headers=sign(body))
         await slack.wait_for(lambda: len(slack.received) == 1)
     assert slack.received[0].json["replace_original"] is False
 
 
-@pytest.mark.parametrize("user", ["U1234", "U9999"])
+@pytest.mark.parametrize(
+    ("user", "error", "said"),
+    [
+        ("U1234", DecisionRefused("'ann' may not decide"), "may not decide"),
+        ("U1234", TypeError("a defect"), "TypeError"),
+        ("U9999", DecisionRefused("never raised"), "U9999"),
+    ],
+)
 async def test_a_refusal_is_shown_to_this_person_only(
-    slack: HttpReceiver, monkeypatch: pytest.MonkeyPatch, user: str
+    slack: HttpReceiver, user: str, error: Exception, said: str
 ) -> None:
-    thread = Thread(DecisionRefused("'ann' may not decide"))
-    monkeypatch.setattr(slack_clicks, "update", thread.update)
-    async with open_http(slack) as http:
+    thread = Thread(error)
+    async with open_http(slack, thread) as http:
         body = click(slack, user)
         assert (await http.post(CALLBACK_PATH, content=body, headers=sign(body))).status_code == 200
         await slack.wait_for(lambda: len(slack.received) == 1)
-    said = slack.received[0].json
-    assert said["response_type"] == "ephemeral"
-    assert said["text"].startswith("Not decided: ")
-    assert len(thread.updates) == (1 if user == "U1234" else 0)
+    answer = slack.received[0].json
+    assert answer["response_type"] == "ephemeral"
+    assert answer["text"].startswith("Not decided: ")
+    assert said in answer["text"]
+    assert "a defect" not in answer["text"]
+    assert len(thread.decided) == (1 if user == "U1234" else 0)
 
 
 async def test_forged_old_and_large_requests_are_refused_and_say_nothing(
     slack: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread = Thread()
-    monkeypatch.setattr(slack_clicks, "update", thread.update)
     form = {"content-type": "application/x-www-form-urlencoded"}
-    async with open_http(slack) as http:
+    async with open_http(slack, thread) as http:
         body = click(slack)
         cases = [sign(body, secret="f" * 32), sign(body, age_seconds=400), form]
         for headers in cases:
@@ -165,7 +176,7 @@ async def test_forged_old_and_large_requests_are_refused_and_say_nothing(
         answer = await http.post(CALLBACK_PATH, content=body, headers=crossed)
         assert answer.status_code == 403
     await asyncio.sleep(0)
-    assert thread.updates == []
+    assert thread.decided == []
     assert slack.received == []
 
 

@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
-from everlong.client.updates import update
-from everlong.errors import DecisionRefused, EverlongError, NoWorker, ServerUnreachable
-from everlong.models import DECIDE_UPDATE, Decide, make_printable
+from everlong.errors import EverlongError, NoWorker, ServerUnreachable
+from everlong.models import make_printable
 from everlong.notify.sinks import Notify, SinkFailed
 from everlong.notify.slack import Callback, CallbackReader, Slack, respond
 from everlong.telemetry import Telemetry
@@ -65,28 +65,35 @@ class SlackClicks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _handle(self, click: Callback) -> None:
-        verb = "Approved" if click.approve else "Denied"
-        is_done = False
-        if not click.by:
-            text = (
-                f"Not decided: your Slack user {click.user} is not among the users that this server "
-                "knows. An operator can add it to the notify file."
-            )
-        else:
-            try:
-                await self._decide(click)
-                is_done, text = (
-                    True,
-                    f"{verb} by {click.by}: {click.approval_id} of {click.thread_id}",
-                )
-            except (NoWorker, ServerUnreachable):
-                text = "Not decided: no worker has taken the decision. Try again once workers run."
-            except EverlongError as error:
-                text = f"Not decided: {error}"
+        is_done, text = await self._find_outcome(click)
         try:
             await respond(click, make_printable(text, _TEXT_CHARS_MAX), is_done=is_done)
         except SinkFailed as error:
             _LOG.warning("the outcome of a click was not shown in Slack: %s", error)
+
+    async def _find_outcome(self, click: Callback) -> tuple[bool, str]:
+        """Take the decision. Return whether that was done, and a text for the person."""
+        if not click.by:
+            return False, (
+                f"Not decided: your Slack user {click.user} is not among the users that this server "
+                "knows. An operator can add it to the notify file."
+            )
+        try:
+            await self._decide(click)
+        except (NoWorker, ServerUnreachable):
+            return (
+                False,
+                "Not decided: no worker has taken the decision. Try again once workers run.",
+            )
+        except EverlongError as error:
+            return False, f"Not decided: {error}"
+        except Exception as error:  # noqa: BLE001 - a defect; the person has to learn of it
+            # Without the message, which may hold contents.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            _LOG.error("a click was not handled: %s\n%s", type(error).__name__, frames)
+            return False, f"Not decided: {type(error).__name__}. The server's log has the cause."
+        verb = "Approved" if click.approve else "Denied"
+        return True, f"{verb} by {click.by}: {click.approval_id} of {click.thread_id}"
 
     async def _decide(self, click: Callback) -> None:
         """Send the decision, again and again while no worker takes it."""
@@ -109,14 +116,9 @@ class SlackClicks:
         with self._spans.use(span):
             while True:
                 try:
-                    await update(
-                        await self._context.client(),
-                        click.thread_id,
-                        DECIDE_UPDATE,
-                        Decide(id=click.approval_id, approve=click.approve, by=click.by),
-                        type(None),
-                        refused=DecisionRefused,
-                        update_id=update_id,
+                    handle = await self._context.thread(click.thread_id)
+                    await handle.decide(
+                        click.approval_id, approve=click.approve, by=click.by, update_id=update_id
                     )
                 except (NoWorker, ServerUnreachable):
                     if time.monotonic() > give_up:
