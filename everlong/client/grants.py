@@ -33,19 +33,21 @@ async def list_grants(client: Client, packs: PackStore, thread_id: str, now_ms: 
 
 async def revoke_agent_grant(
     client: Client, packs: PackStore, grant_id: str, *, by: str = "", reason: str = ""
-) -> Grant:
-    """Delete a grant of an agent: it allows no call that has not begun to run.
+) -> Grant | None:
+    """Delete a grant of an agent, and return it if it could be read.
 
-    The journal of the thread in which it was given records that, if the thread still runs.
+    It allows no call that has not begun to run. The journal of the thread in which it was given records
+    that, if the thread still runs.
     """
     if is_thread_grant(grant_id):
         raise DecisionRefused(f"grant {grant_id!r} is one of a thread; name the thread")
-    grant = await AgentGrants(packs, client.namespace).revoke(grant_id)
-    if grant is None:
+    was_there, grant = await AgentGrants(packs, client.namespace).revoke(grant_id)
+    if not was_there:
         raise DecisionRefused(
             f"no agent has a grant {grant_id!r}. See those that there are: everlong grants"
         )
-    note = ControlNote(action=f"revoke_grant {grant.id}", by=by, reason=reason)
-    with contextlib.suppress(ThreadError):
-        await send_signal(client, grant.thread_id, NOTE_SIGNAL, note)
+    if grant is not None:
+        note = ControlNote(action=f"revoke_grant {grant.id}", by=by, reason=reason)
+        with contextlib.suppress(ThreadError):
+            await send_signal(client, grant.thread_id, NOTE_SIGNAL, note)
     return grant

@@ -90,13 +90,17 @@ class AgentGrants:
         await self._packs.store.put(key, await self._write(grant, key))
         return ""
 
-    async def revoke(self, grant_id: str) -> Grant | None:
-        """Delete a grant, and return it; None if no grant has that id."""
-        for grant in await self.list():
-            if grant.id == grant_id:
-                await self._packs.store.delete([self._make_key(grant.agent, grant_id)])
-                return grant
-        return None
+    async def revoke(self, grant_id: str) -> tuple[bool, Grant | None]:
+        """Delete a grant; return whether it was there, and the grant.
+
+        One that cannot be read here, for example without keys, is deleted too: workers may read it.
+        """
+        for key in await self._list_keys(make_folder(self._namespace)):
+            if key.endswith(f"/{grant_id}.json"):
+                grant = await self._read(key)
+                await self._packs.store.delete([key])
+                return True, grant
+        return False, None
 
     def _make_key(self, agent: str, grant_id: str) -> str:
         return f"{make_folder(self._namespace, agent)}{grant_id}.json"

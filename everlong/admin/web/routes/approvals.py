@@ -202,7 +202,7 @@ def _add_grants(router: APIRouter, context: AppContext) -> None:
         by = user.resolve_author(body.by)
         client = await context.client()
         grant = await revoke_agent_grant(client, context.packs, grant_id, by=by, reason=body.reason)
-        return _describe_revoked(grant.thread_id, by)
+        return _describe_revoked("" if grant is None else grant.thread_id, by)
 
     @router.post(
         "/threads/{thread_id}/grants/{grant_id}/revoke",
