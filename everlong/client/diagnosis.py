@@ -38,7 +38,7 @@ from temporalio.client import Client
 
 from everlong.client.errors import START_ONE
 from everlong.client.status import read_held_reason
-from everlong.errors import NoWorker
+from everlong.errors import NoWorker, suggest
 from everlong.models import HELD, make_printable
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,8 @@ def explain_agent(queue: str, faults: Sequence[Fault], listed: Collection[str]) 
     has = ", ".join(each for each in agents if each) or "none"
     remedy = f"Start a worker that has it on task queue {queue!r}"
     if set(listed) <= set(lacking):
-        return Diagnosis("no_agent", f"no worker has agent {name!r}; workers have: {has}. {remedy}")
+        text = f"no worker has agent {name!r}; workers have: {has}.{suggest(name, agents)} {remedy}"
+        return Diagnosis("no_agent", text)
     workers = _join_names(sorted(lacking))
     return Diagnosis(
         "no_agent", f"{workers} has no agent {name!r}; it has: {has}. {remedy}, or wait for another"

@@ -203,7 +203,9 @@ async def test_an_unknown_agent_is_named_with_the_known_ones(
         open_caller(client, thread_id, agent="opps", seconds_max=6) as (notices, answer),
     ):
         notice = await notices.first()
-        assert notice.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
+        assert notice.startswith(
+            "no worker has agent 'opps'; workers have: deploy, ops. Did you mean ops? Start"
+        )
         with pytest.raises(NotAnswered, match=r"It waits: no worker has agent 'opps'"):
             await answer
 

@@ -30,7 +30,7 @@ HINTS = {
     "everlong show osp-7": "Did you mean ops-7? List all with: everlong threads",
     "everlong archive osp-7": "Did you mean ops-7?",
     "everlong send ops-7 hi --agent opz": "this thread runs agent 'ops', not 'opz'. Name that agent",
-    "everlong send ops-10 hi --agent opz --timeout 5s": "no worker has agent 'opz'; workers have: ops",
+    "everlong send ops-10 hi --agent opz --timeout 5s": "workers have: ops. Did you mean ops?",
     "everlong approve ops-9 1-1-0000": "See what waits: everlong approvals ops-9",
     "everlong approve ops-7": "Look at the thread: everlong show ops-7",
     "everlong limits ops-7 steps_max=0": "steps_max: must be greater than or equal to 1",

@@ -76,7 +76,9 @@ def test_an_agent_of_another_worker_is_not_called_missing() -> None:
         make_missing_agent_fault("a", ["deploy", "ops"]),
     ]
     found = explain_agent("q", faults, {"a", "b"})
-    assert found.text.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
+    assert found.text.startswith(
+        "no worker has agent 'opps'; workers have: deploy, ops. Did you mean ops? Start"
+    )
     found = explain_agent("q", faults[:1], {"a", "b"})
     assert found.text.startswith("worker b has no agent 'opps'; it has: ops. Start")
     assert found.text.endswith("or wait for another")
