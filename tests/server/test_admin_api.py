@@ -251,6 +251,47 @@ async def poll_for_text(get: Callable[[], Awaitable[str]], text: str) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.full
+async def test_a_bulk_action_acts_on_the_threads_that_allow_it(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    names = [f"{thread_id}-{at}" for at in (1, 2)]
+    async with (
+        open_threads(server.address, store, build_governed_agent()) as threads,
+        threads.worker(),
+        open_role_client(threads) as client,
+    ):
+        for name in names:
+            await threads.wait_for_answers(name, await threads.send(name, "hello"))
+
+        async def preview(**body: object) -> JSON:
+            return await run_action(client, "/bulk/preview", thread_ids=names, **body)
+
+        async def act(**body: object) -> dict[str, str]:
+            job = await run_action(client, "/bulk", thread_ids=names, reason="tidy", **body)
+            return {each["thread_id"]: each["state"] for each in job["bulk"]}
+
+        await poll_until(lambda: preview(action="stop"), lambda found: found["acts"] == 2)
+        label = {"action": "label", "add": ["team=payments"]}
+        assert set((await act(**label)).values()) == {"done"}
+        handle = ThreadHandle(threads.client, names[1])
+        await handle.label(["more"], by="ann")
+        await poll_until(lambda: preview(**label), lambda found: found["acts"] == 0)
+        assert set((await act(**label)).values()) == {"refused"}
+        assert set((await act(action="archive")).values()) == {"done"}
+        await handle.stop(by="ann")
+        found = await poll_until(
+            lambda: preview(action="stop"), lambda found: found["confirm"] == "stop 1"
+        )
+        assert [each["refused"] for each in found["items"]] == ["", "It has ended."]
+        states = await act(action="stop", confirm="stop 1")
+        assert states == {names[0]: "done", names[1]: "refused"}
+        await threads.client.get_workflow_handle(names[0]).result()
+        entries = ThreadHandle(threads.client, names[0]).journal()
+        notes = [each.data async for each in entries if each.data]
+        assert {"action": "stop", "by": "Admin", "reason": "tidy"}.items() <= notes[-1].items()
+
+
 async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_know(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -236,6 +236,16 @@ async def test_the_cli_shows_past_states_and_forks(
         listed = await cli("journal", forked)
         assert f"of thread {thread_id} at 2 by ann" in listed
         assert "api is slow" not in listed
+        # The reply to the first message: the fork begins before it, and answers the changed one.
+        assert await cli("rerun", thread_id, "2", "hi", "--by", "ann") == "you said hi\n"
+        again = f"{thread_id}-rerun-2"
+        shown = await cli("show", again)
+        assert f"{thread_id}, before its first message" in " ".join(shown.split())
+        async with asyncio.timeout(30):  # The server lists a start after a second or so.
+            while again not in await cli("show", thread_id):
+                await asyncio.sleep(0.2)
+        links = (await cli.json("show", thread_id))["links"]
+        assert {each["thread_id"]: each["seq"] for each in links["forks"]} == {forked: 2, again: 0}
 
 
 def everlong(
