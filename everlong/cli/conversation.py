@@ -37,7 +37,7 @@ from everlong.storage.segments import MESSAGE_KINDS
 
 _CUT_OFF: Final = {
     "silent": "cut off: its worker does not answer; a retry replaces it",
-    "failed": "cut off: this attempt failed; a retry replaces it",
+    "failed": "cut off: this attempt failed",
     "retried": "cut off: a retry replaces it",
     "full": "not shown further: there is too much live output",
 }
@@ -111,8 +111,8 @@ class ConversationPrinter:
         elif event.name == "progress":
             self.show_status(f"{name}: {event.data['text']}")
         elif event.name == "cut":
-            self.note(f"  ← {name}: this attempt failed; it is tried again")
-        else:
+            self.note(f"  ← {name}: this attempt failed")
+        elif event.name == "done":
             # The journal gets the result with the next reply, which is printed before that.
             self.note(f"  ← {name}: done")
             self._ended_calls.add(str(event.data["call_id"]))

@@ -11,10 +11,11 @@ const AGAIN_MS = [250, 750, 2000];
 const KEPT_MS = 5000;
 // Tools of one reply, and the reply; more are not shown.
 const STEPS_MAX = 40;
+const WAIT_MS = 50;
 const NEAR_PX = 120;
 const CUT_OFF = {
   silent: "Cut off: its worker does not answer. A retry replaces this.",
-  failed: "Cut off: this attempt failed. A retry replaces this.",
+  failed: "Cut off: this attempt failed.",
   full: "Not shown further: there is too much live output. The reply follows when it is complete.",
 };
 
@@ -82,7 +83,7 @@ class LiveOutput {
     const key = report.kind === "reply" ? "reply" : `call ${report.call_id}`;
     this.steps.get(key)?.remove();
     // The results of earlier tools are part of the context of a reply: the journal has them.
-    if (report.kind === "reply") for (const step of [...this.steps.values()]) if (step.isDone) step.remove();
+    if (report.kind === "reply") for (const step of [...this.steps.values()]) if (step.isOver) step.remove();
     if (this.steps.size >= STEPS_MAX) return;
     this.keepAtEnd(() => this.steps.set(key, new Step(this, key, report)));
   }
@@ -143,7 +144,7 @@ class Step {
     this.kind = report.kind;
     this.seq = report.seq;
     this.tool = report.tool;
-    this.isDone = false;
+    this.isOver = false;
     this.chars = 0;
     this.element = build("div", `live-step ${report.kind}`);
     this.element.dataset.state = "running";
@@ -172,22 +173,26 @@ class Step {
   }
 
   cut(reason) {
+    this.isOver = true;
     this.element.dataset.state = "cut";
+    // Without a retry, the entry says why the turn ended.
+    this.removeWhenShown(Infinity);
     this.line.textContent = CUT_OFF[reason] || CUT_OFF.failed;
   }
 
   // The reply stays until the conversation has it, so that no text disappears in between.
   finish() {
-    this.isDone = true;
+    this.isOver = true;
     this.element.dataset.state = "done";
     if (this.kind === "tool") this.line.textContent = `${this.tool}: done`;
-    const ends = performance.now() + KEPT_MS;
-    const wait = () => {
-      const isShown = this.kind === "reply" && document.getElementById(`entry-${this.seq}`);
-      if (isShown || performance.now() > ends) this.remove();
-      else this.waiting = setTimeout(wait, 50);
-    };
-    wait();
+    this.removeWhenShown(performance.now() + KEPT_MS);
+  }
+
+  removeWhenShown(ends) {
+    clearTimeout(this.waiting);
+    const isShown = this.kind === "reply" && document.getElementById(`entry-${this.seq}`);
+    if (isShown || performance.now() > ends) this.remove();
+    else this.waiting = setTimeout(() => this.removeWhenShown(ends), WAIT_MS);
   }
 
   remove() {
