@@ -675,6 +675,6 @@ def _build_roll(time_ms: int, seq: int) -> Mark:
         seq=seq,
         kind="roll",
         time_ms=time_ms,
-        text="continued as a new run",
+        text="by continue-as-new",
         is_entry=False,
     )

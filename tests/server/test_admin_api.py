@@ -312,6 +312,8 @@ async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_kno
             grown = await get_json(client, f"/threads/{thread_id}/series")
             assert grown["entries"] == found["last_seq"]
             assert grown["points"]
+            talk = await client.get(f"/fragments/conversation?id={quote(thread_id)}")
+            assert "by continue-as-new" in talk.text
 
 
 @pytest.mark.guarantee(96)
