@@ -351,9 +351,11 @@ class AgentActivities:
             if past.policy.summary:
                 written = await write_summary(self._recorder, agent, compact.context, past)
                 if written.text:
-                    told = await run_in_thread(plan_compaction, past, compact, agent, written.text)
+                    summarised = await run_in_thread(
+                        plan_compaction, past, compact, agent, written.text
+                    )
                     # A summary takes room from the notes; the result is used as it was without it.
-                    plan = told if told.is_used else plan
+                    plan = summarised if summarised.is_used else plan
             after_bytes = plan.after.size_bytes
             snapshot = plan.past.base
             assert snapshot is not None  # noqa: S101 - `plan_compaction` sets it

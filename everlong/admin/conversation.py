@@ -62,7 +62,7 @@ _CAUSES: Final[Mapping[str, str]] = {
     "lost": "its worker was lost while it ran",
     "timeout": "it did not end in its time",
     "unsaved": "it ended, and its result was lost",
-    "unclear": "the tool could not tell",
+    "unclear": "the tool did not know",
 }
 _ERROR: Final = "error: "
 

@@ -63,7 +63,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "CONTROL": {
         "approvals": ("approvals", "List the tool calls that wait for approval."),
         "approve": ("approvals", "Approve a tool call, so that it runs."),
-        "deny": ("approvals", "Deny a tool call; the model is told so, with the reason."),
+        "deny": ("approvals", "Deny a tool call; the model reads the denial and the reason."),
         "grants": ("grants", "List what needs no approval any more."),
         "revoke-grant": ("grants", "Revoke a grant: its calls need an approval again."),
         "outcomes": (

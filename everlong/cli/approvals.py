@@ -194,7 +194,7 @@ def _describe_always(always: Always, approval: Approval, thread_id: str) -> str:
 def deny(
     thread_id: ThreadId, approval_id: ApprovalId = None, by: By = "", reason: Reason = ""
 ) -> None:
-    """Deny a tool call; the model is told so, with the reason.
+    """Deny a tool call; the model reads the denial and the reason.
 
     The model continues without the result. The id may be left out if one call of the thread waits.
 

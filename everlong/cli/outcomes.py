@@ -106,7 +106,7 @@ def resolve(
         ),
     ] = None,
     not_done: Annotated[
-        bool, typer.Option("--not-done", help="It had no effect; the model is told so.")
+        bool, typer.Option("--not-done", help="It had no effect; the model reads that.")
     ] = False,
     retry: Annotated[
         bool, typer.Option("--retry", help="Run it again, with the same idempotency key.")

@@ -242,7 +242,7 @@ _CAUSES: Final[Mapping[str, str]] = {
     "lost": "worker lost",
     "timeout": "timed out",
     "unsaved": "result lost",
-    "unclear": "the tool could not tell",
+    "unclear": "the tool did not know",
 }
 
 

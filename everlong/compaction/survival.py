@@ -221,10 +221,10 @@ class Evaluation:
         literals = find_later_literals(join_texts(self._messages[:at]), self._messages[at:])
         if len(literals) < LITERALS_MIN:
             return
-        told = Message(role="user", text=summary)
-        contexts = [[told]]
+        brief = Message(role="user", text=summary)
+        contexts = [[brief]]
         if kept_from < at:
-            contexts.append([told, *self._messages[kept_from:at]])
+            contexts.append([brief, *self._messages[kept_from:at]])
         for messages in contexts:
             score = score_context(literals, messages, at, 0, "summary")
             score.budget_bytes = score.size_bytes

@@ -294,7 +294,7 @@ class StepRecorder:
         """Record journalled decisions and limit hits."""
         for entry in entries:
             data = entry.data or {}
-            # With a grant, nobody was asked.
+            # With a grant, no person was asked.
             if entry.kind == Kind.DECIDED and not data.get("escalated") and not data.get("grant"):
                 self._record_approval(data, entry.time_ms, agent, turn)
             elif entry.kind == Kind.LIMIT:

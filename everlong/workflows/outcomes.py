@@ -37,7 +37,7 @@ _REASONS = {
     "lost": "its worker was lost while it ran",
     "timeout": "it did not end in its time",
     "unsaved": "its result was lost",
-    "unclear": "the tool could not tell",
+    "unclear": "the tool did not know",
 }
 
 

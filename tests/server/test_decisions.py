@@ -190,8 +190,8 @@ async def test_a_person_says_what_became_of_a_call(drive: Drive, outcome: str) -
         )
         answer = await thread.answer()
         expected = {
-            "done": "transfer 17 [reported by ann: the tool could not tell]",
-            "not_done": "error: it had no effect, ann found: the tool could not tell",
+            "done": "transfer 17 [reported by ann: the tool did not know]",
+            "not_done": "error: it had no effect, ann found: the tool did not know",
             "retry": "transferred 7",
         }
         assert answer == expected[outcome]

@@ -65,7 +65,7 @@ class OutcomeRequest(ChangeRequest):
 
 _RESOLVED = {
     "done": "The model gets the result.",
-    "not_done": "The model is told that the call had no effect.",
+    "not_done": "The model reads that the call had no effect.",
     "retry": "The call runs again, with the same idempotency key.",
 }
 
