@@ -127,7 +127,8 @@ def summarise_note(entry: Entry) -> str:
             value, bound = (format_setting(name, data[each]) for each in ("value", "bound"))
             return f"{name}: {value} of {bound}, {data['action']}"
         case Kind.CONTROL:
-            return f"{data['action']}{_format_changes(data)} {_format_author(data)}"
+            changes = _format_grant(data) or _format_changes(data)
+            return f"{data['action']}{changes} {_format_author(data)}"
         case Kind.FORK:
             return f"of thread {data['thread_id']} at {data['seq']} {_format_author(data)}"
     return json.dumps(data)
@@ -153,6 +154,18 @@ def _format_exact_bytes(size_bytes: float) -> str:
         if size_bytes >= unit_bytes and not size_bytes % unit_bytes:
             return f"{size_bytes // unit_bytes:,.0f} {unit}"
     return f"{size_bytes:,.0f} B"
+
+
+def _format_grant(data: dict[str, Any]) -> str:
+    """Return the grant that was given or revoked; empty for other actions."""
+    grant = data.get("changes", {})
+    if data["action"] not in ("grant", "revoke_grant") or "tool" not in grant:
+        return ""
+    lasting = f" for {format_duration(grant['seconds'])}" if "seconds" in grant else ""
+    calls = grant.get("arguments") or "(any arguments)"
+    return (
+        f" {grant.get('id', '')} {grant['tool']} {calls} in this {grant.get('scope', '')}{lasting}"
+    )
 
 
 def _format_changes(data: dict[str, Any]) -> str:
@@ -190,7 +203,7 @@ def _format_how(data: dict[str, Any]) -> str:
     edit = f" with {data['arguments']}" if data.get("edit") else ""
     grant = f" by grant {data['grant']}" if data.get("grant") else ""
     names = data["votes"] if isinstance(data.get("votes"), list | tuple) else ()
-    others = f" with {', '.join(names[:-1])}" if len(names) > 1 else ""
+    others = f" after {', '.join(names[:-1])}" if len(names) > 1 else ""
     return f"{edit}{grant}{others}"
 
 

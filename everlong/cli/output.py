@@ -271,7 +271,7 @@ def format_entry(entry: Entry, message: Message | None) -> str:
     text = summarise_note(entry) if message is None else summarise_message(message)
     size_bytes = entry.size_bytes if entry.original is None else entry.original.size_bytes
     return (
-        f"{entry.seq:>6}  {format_time(entry.time_ms)}  {entry.kind:<11}  "
+        f"{entry.seq:>6}  {format_time(entry.time_ms)}  {entry.kind:<16}  "
         f"{format_bytes(size_bytes):>9}  {shorten_line(text)}"
     )
 

@@ -125,12 +125,13 @@ def is_thread_grant(grant_id: str) -> bool:
 
 def describe_grant(grant: Grant) -> dict[str, Any]:
     """Return the fields of a grant for the journal."""
+    lasts_ms = None if grant.expires_ms is None else grant.expires_ms - grant.granted_ms
     fields = {
         "id": grant.id,
         "tool": grant.tool,
         "scope": grant.scope,
         "arguments": grant.arguments,
-        "expires_ms": grant.expires_ms,
+        "seconds": None if lasts_ms is None else lasts_ms / 1000,
     }
     return {name: value for name, value in fields.items() if value not in ("", None)}
 

@@ -20,8 +20,21 @@ from everlong.cli.query import format_csv, print_csv
 from everlong.client.thread_list import ThreadPage
 from everlong.client.visibility import ThreadRow
 from everlong.errors import ConfigError
-from everlong.format import format_spark
-from everlong.models import Approval, Grant, Status, ThreadCard, UnknownOutcome, Vote
+from everlong.format import format_spark, summarise_note
+from everlong.models import (
+    Approval,
+    ControlNote,
+    Decision,
+    Grant,
+    Kind,
+    Resolution,
+    Status,
+    ThreadCard,
+    UnknownOutcome,
+    Vote,
+    VoteNote,
+    build_note,
+)
 from everlong.queries.engine import QueryRead, QueryResult
 
 THREAD_ID = "support-customer-4711"
@@ -184,3 +197,62 @@ def test_votes_outcomes_and_grants_are_lines() -> None:
     assert format_outcome(outcome).endswith("idempotency key k")
     grant = Grant(id="a-0123456789abcdef", tool="pay", by="ann", granted_ms=1, agent="ops")
     assert "pay (any arguments)  in agent ops, by ann" in format_grant(grant)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "text"),
+    [
+        (
+            Kind.VOTED,
+            VoteNote(id="2-1-ab", tool="pay", by="ann", votes=1, needed=2),
+            "2-1-ab approved, 1 of 2 by ann",
+        ),
+        (
+            Kind.DECIDED,
+            Decision(
+                id="2-1-ab-r1",
+                tool="pay",
+                asked_ms=1,
+                approve=True,
+                by="ben",
+                votes=("ann", "ben"),
+                arguments="{}",
+                edit="e" * 64,
+            ),
+            "2-1-ab-r1 approved with {} after ann by ben",
+        ),
+        (
+            Kind.DECIDED,
+            Decision(id="2-1-ab", tool="pay", asked_ms=1, approve=True, by="ann", grant="t-1"),
+            "2-1-ab approved by grant t-1 by ann",
+        ),
+        (
+            Kind.OUTCOME_UNKNOWN,
+            UnknownOutcome(
+                id="2-1-ab-1",
+                tool="pay",
+                arguments="{}",
+                cause="lost",
+                idempotency_key="",
+                asked_ms=1,
+            ),
+            "2-1-ab-1 pay {}: lost",
+        ),
+        (
+            Kind.OUTCOME_RESOLVED,
+            Resolution(id="2-1-ab-1", tool="pay", asked_ms=1, outcome="not_done", by="ann"),
+            "2-1-ab-1 not done by ann",
+        ),
+        (
+            Kind.CONTROL,
+            ControlNote(
+                action="grant",
+                by="ann",
+                changes={"id": "t-1", "tool": "pay", "scope": "thread", "seconds": 7200.0},
+            ),
+            "grant t-1 pay (any arguments) in this thread for 2 h by ann",
+        ),
+    ],
+)
+def test_entries_of_decisions_are_described_in_words(kind: Kind, data: object, text: str) -> None:
+    assert summarise_note(build_note(1, kind, data, 1)).strip() == text
