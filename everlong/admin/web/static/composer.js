@@ -2,7 +2,6 @@
 // The draft is kept in this tab until it is sent.
 import { loadFragment, send } from "./requests.js";
 import { refresh } from "./live.js";
-import { scrollToEnd } from "./conversation.js";
 import { showToast } from "./toasts.js";
 
 const DRAFT_CHARS_MAX = 64 * 1024;
@@ -65,7 +64,7 @@ class Composer {
       this.id = makeId();
       this.fit();
       await refresh();
-      scrollToEnd();
+      document.dispatchEvent(new CustomEvent("everlong:to-end"));
     } catch (error) {
       this.error.textContent = error.message;
     } finally {

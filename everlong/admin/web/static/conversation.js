@@ -36,6 +36,7 @@ class Conversation {
     document.addEventListener("updated", (event) => {
       if (event.target.id === "thread") this.follow();
     });
+    document.addEventListener("everlong:to-end", () => this.goToEnd());
     document.addEventListener("scroll", () => this.showEnd(), { passive: true });
     addEventListener("hashchange", () => this.openLinked());
     history.scrollRestoration = "manual";
@@ -224,7 +225,7 @@ class Conversation {
   }
 }
 
-export function scrollToEnd() {
+function scrollToEnd() {
   scrollTo({ top: document.documentElement.scrollHeight, behavior: "instant" });
 }
 
