@@ -19,7 +19,7 @@ from temporalio.client import Client
 from everlong import EverlongPlugin
 from everlong.client.wait import wait_for_status
 from everlong.codecs.payloads import INLINE_ENCODING
-from everlong.config import build_store_url
+from everlong.config import build_store_url, read_dev_live_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import find_free_port, find_temporal
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
@@ -139,6 +139,10 @@ async def test_a_new_project_runs_reloads_and_stops(
     assert f"Temporal     127.0.0.1:{port}" in dev.output()
     [send] = re.findall(r"^  .*(send .*)$", dev.output(), flags=re.MULTILINE)
     assert send == "send ops-1 'Hello' --agent ops"
+    # The worker sends live output there, and `everlong chat` reads it.
+    live_url = read_dev_live_url(data_dir)
+    assert f"dashboard    {live_url}\n" in dev.output()
+    assert f"live       to {live_url}\n" in (data_dir / "worker.log").read_text()
 
     def everlong(*arguments: str) -> str:
         return run(*arguments, data_dir=data_dir, port=port)
