@@ -200,7 +200,8 @@ def main(arguments: Sequence[str]) -> int:
 
     async def run() -> Report:
         with tempfile.TemporaryDirectory() as folder:
-            server = await start_server(Path(folder))
+            # Not durable: a busy disk would delay the server, and not what is measured.
+            server = await start_server(Path(folder), durable=False)
             with server.process:
                 return await measure(server.address, Path(folder), options.approvals, options.seed)
 

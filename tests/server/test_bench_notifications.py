@@ -11,6 +11,7 @@ from everlong import limits
 from everlong.embedded import TemporalServer
 
 
+@pytest.mark.guarantee(117)
 async def test_each_approval_is_delivered_at_least_once_and_blocks_no_thread(
     server: TemporalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ async def test_an_approval_is_asked_and_decided_and_its_costs_are_as_documented(
         await thread.check()
 
 
+@pytest.mark.guarantee(117)
 async def test_a_sink_that_hangs_blocks_neither_a_thread_nor_its_roll_nor_another_sink(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -136,6 +137,7 @@ async def test_a_sink_that_hangs_blocks_neither_a_thread_nor_its_roll_nor_anothe
         assert len(hung.received) == 2
 
 
+@pytest.mark.guarantee(117)
 async def test_failed_deliveries_come_again_with_one_key_and_a_second_notifier_takes_over(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +208,7 @@ async def test_without_a_sink_that_wants_it_a_thread_sends_nothing(
         assert receiver.received == []
 
 
+@pytest.mark.guarantee(117)
 async def test_the_notifier_continues_as_new_and_loses_nothing(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -134,6 +135,7 @@ def find(received: ReceivedTelemetry, name: str) -> list[Span]:
     return [span for span in list(received.spans) if span.name.partition(" ")[0] == name]
 
 
+@pytest.mark.guarantee(118)
 async def test_an_approval_asked_on_a_killed_worker_is_decided_from_slack_and_acted_on_elsewhere(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:

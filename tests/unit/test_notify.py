@@ -117,6 +117,7 @@ async def test_contents_leave_only_with_the_sinks_permission() -> None:
 
 
 @pytest.mark.parametrize("answer", ["hang", "drip", 500, 302, 404])
+@pytest.mark.guarantee(117)
 async def test_a_receiver_that_does_not_take_it_is_tried_again_with_the_same_key(
     answer: int | str,
 ) -> None:
@@ -153,6 +154,7 @@ async def test_what_a_receiver_refuses_is_given_up(caplog: pytest.LogCaptureFixt
     assert SECRET not in caplog.text
 
 
+@pytest.mark.guarantee(117)
 async def test_a_sink_that_hangs_delays_no_other() -> None:
     async with run_http_receiver(lambda number: "hang") as hung, run_http_receiver() as good:
         slow = webhook(hung, name="slow", seconds_max=0.4)
@@ -479,12 +481,14 @@ def test_a_click_is_read_and_its_user_gets_the_configured_name() -> None:
         ({**signed(click(), 1000), "x-slack-request-timestamp": "\u0661000"}, "no valid timestamp"),
     ],
 )
+@pytest.mark.guarantee(118)
 def test_a_forged_or_old_click_is_refused(headers: dict[str, str], reason: str) -> None:
     reader = CallbackReader([slack()], clock=lambda: 1000.0)
     with pytest.raises(CallbackRefused, match=reason):
         reader.read(headers, click())
 
 
+@pytest.mark.guarantee(118)
 def test_a_click_that_is_sent_again_is_refused() -> None:
     reader = CallbackReader([slack()], clock=lambda: 1000.0)
     assert reader.read(signed(click(), 1000), click())

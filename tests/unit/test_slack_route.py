@@ -100,6 +100,7 @@ def open_http(slack: HttpReceiver | None, thread: Thread | None = None) -> httpx
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8234")
 
 
+@pytest.mark.guarantee(118)
 async def test_a_signed_click_is_one_update_by_the_configured_name(
     slack: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
