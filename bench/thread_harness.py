@@ -13,6 +13,7 @@ from typing import Any, Final
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WithStartWorkflowOperation
 from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError, RPCStatusCode
 
 from bench import worker_log
 from bench.thread_agent import GATE
@@ -137,10 +138,14 @@ class ThreadHarness:
         handle = self.client.get_workflow_handle(thread_id)
         async with asyncio.timeout(_ANSWER_SECONDS_MAX):
             while True:
-                status: ThreadStatus = await handle.query(STATUS_QUERY, result_type=ThreadStatus)
-                on_status(status)
-                if done(status):
-                    return status
+                # A worker that starts after a kill may not poll yet: the server then refuses queries.
+                with _allow_no_worker():
+                    status: ThreadStatus = await handle.query(
+                        STATUS_QUERY, result_type=ThreadStatus
+                    )
+                    on_status(status)
+                    if done(status):
+                        return status
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def run_events(self, thread_id: str) -> int:
@@ -187,3 +192,12 @@ async def open_harness(address: str, folder: Path) -> AsyncIterator[ThreadHarnes
         yield harness
     finally:
         harness.stop_workers()
+
+
+@contextlib.contextmanager
+def _allow_no_worker() -> Iterator[None]:
+    try:
+        yield
+    except RPCError as error:
+        if error.status != RPCStatusCode.FAILED_PRECONDITION:
+            raise

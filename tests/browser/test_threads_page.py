@@ -197,22 +197,22 @@ async def test_columns_and_views_are_remembered_and_in_the_url(stage: Stage) -> 
 
 
 async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page: Page) -> None:
-    await stage.send_and_wait("live-1", "hello")
-    await stage.wait_until_listed("live-1")
-    await page.goto("/?text=live-")
+    await stage.send_and_wait("followed-1", "hello")
+    await stage.wait_until_listed("followed-1")
+    await page.goto("/?text=followed-")
     await page.evaluate("window.kept = true")
-    row = page.locator("tr", has_text="live-1")
+    row = page.locator("tr", has_text="followed-1")
     await expect(row.locator(".status")).to_have_text("waiting")
     search = page.get_by_label("Search by thread id")
     await search.focus()
 
-    await stage.send("live-1", "restart billing")
+    await stage.send("followed-1", "restart billing")
     await expect(row.locator(".status")).to_have_text("approval")
     await expect(row).to_have_class(re.compile("changed"))
     await shoot(page, "threads-live", whole=False)
     await expect(page.get_by_text("Live", exact=True)).to_be_visible()
-    await stage.send("live-2", "hello")
-    await expect(page.locator("tr", has_text="live-2")).to_be_visible()
+    await stage.send("followed-2", "hello")
+    await expect(page.locator("tr", has_text="followed-2")).to_be_visible()
     # The page was not reloaded, and the search field keeps the focus.
     assert await page.evaluate("window.kept")
     await expect(search).to_be_focused()

@@ -132,7 +132,7 @@ def test_spaces_and_unicode_in_a_store_path_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x/y", "s3x://key:secret@bucket", "", "/var/lib", "blobs"])
 def test_an_unknown_scheme_is_refused_without_repeating_secrets(url: str) -> None:
-    with pytest.raises(UnknownStoreScheme, match="file:///absolute/dir") as raised:
+    with pytest.raises(UnknownStoreScheme, match=r"file:///(absolute/dir|var/lib)") as raised:
         open_store(url)
     assert "secret" not in str(raised.value)
 

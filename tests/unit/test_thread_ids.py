@@ -145,6 +145,7 @@ def test_a_shown_id_can_be_pasted_into_a_shell(text: str) -> None:
 STARTING_MODULES = {
     "client/fork.py": "forks and revivals: `check_free`",
     "client/updates.py": "messages that may start a thread: `check_startable`",
+    "activities/notify.py": "everlong.Notifier: one for each task queue, under a fixed id",
     "doctor/workers.py": "everlong.Doctor, under an id of its own",
     "client/sweeps.py": "the schedule of everlong.Sweeper, under a fixed id",
     "workflows/tool_calls.py": "sub-agents: `build_child_id`",
