@@ -205,7 +205,7 @@ async def test_without_scripts_tabs_and_pages_are_links(stage: Stage, thread_url
         await expect(page.locator("[data-turns] > li").last).to_contain_text("remembered")
         for tab, text in (
             ("State", "15 of 100,000"),
-            ("Size", "Size per step"),
+            ("Size", "Operational state"),
             ("Runs", "one Temporal execution each"),
             ("Time travel", "state and context at any entry"),
         ):

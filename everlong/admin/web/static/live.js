@@ -26,7 +26,7 @@ class Part {
     this.etag = element.dataset.etag || "";
     this.every = Number(element.dataset.liveMs || EVERY_MS);
     this.failures = 0;
-    this.schedule(this.every);
+    this.schedule("liveNow" in element.dataset ? 0 : this.every);
   }
 
   schedule(ms) {
