@@ -6,7 +6,7 @@ import { isField } from "./keys.js";
 const PAUSE_MS = 120;
 const THREADS_MAX = 8;
 const SHOWN_MAX = 20;
-const ACTIONS = "main [data-dialog], main [data-bulk], main [data-export], [data-theme-toggle], [data-logout]";
+const ACTIONS = "main [data-dialog], main [data-bulk], [data-theme-toggle], [data-logout]";
 
 let palette = null;
 
