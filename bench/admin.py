@@ -186,6 +186,10 @@ async def measure_journals(server: TemporalServer, folder: Path, size: Size) -> 
 def _list_thread_paths() -> dict[str, str]:
     base = "/api/v1/threads/{id}"
     return {
+        "conversation page": "/threads/{id}",
+        "conversation page in the middle": "/threads/{id}?before={middle}",
+        "State tab": "/threads/{id}?tab=state",
+        "Size tab": "/threads/{id}?tab=size",
         "overview": base,
         "newest entries": f"{base}/entries?limit=50",
         "entries in the middle": f"{base}/entries?before={{middle}}&limit=50",
