@@ -113,7 +113,12 @@ def clear_cache() -> None:
 
 
 def _remember(word: str) -> tuple[tuple[str, int], ...]:
-    found = tuple(_find_in_word(word))
+    found: tuple[tuple[str, int], ...]
+    if word.isalnum():  # Most words with a digit: no need to look for pieces.
+        kind = _classify(word)
+        found = () if kind is None else ((word, kind),)
+    else:
+        found = tuple(_find_in_word(word))
     if len(_known) >= _CACHE_MAX:
         _known.clear()
     if len(word) <= _WORD_CHARS_MAX:
@@ -169,7 +174,7 @@ class TermIndex:
     """All terms of a thread's past, each once, with their statistics."""
 
     def __init__(self, terms: Iterable[Term] = ()) -> None:
-        self._terms = {term.text: _Count(term) for term in terms}
+        self._terms = {term.text: _Count(*term[:9]) for term in terms}
 
     def add_text(
         self, text: str, seq: int, source: Kind, time_ms: int, *, asked: bool = False
@@ -191,7 +196,7 @@ class TermIndex:
     def _get(self, text: str, kind: int) -> "_Count":
         known = self._terms.get(text)
         if known is None:
-            known = self._terms[text] = _Count(Term(text, kind, 0, Kind.REPLY, 0, seen=0))
+            known = self._terms[text] = _Count(text, kind)
         return known
 
     def list_terms(self) -> list[Term]:
@@ -204,9 +209,20 @@ class _Count:
 
     __slots__ = ("asked", "kind", "seen", "seq", "source", "text", "time_ms", "used", "used_seq")
 
-    def __init__(self, term: Term) -> None:
-        self.text, self.kind, self.seq, self.source, self.time_ms = term[:5]
-        self.seen, self.used, self.used_seq, self.asked = term[5:9]
+    def __init__(
+        self,
+        text: str,
+        kind: int,
+        seq: int = 0,
+        source: Kind = Kind.REPLY,
+        time_ms: int = 0,
+        seen: int = 0,
+        used: int = 0,
+        used_seq: int = 0,
+        asked: bool = False,
+    ) -> None:
+        self.text, self.kind, self.seq, self.source, self.time_ms = text, kind, seq, source, time_ms
+        self.seen, self.used, self.used_seq, self.asked = seen, used, used_seq, asked
 
     def see(self, seq: int, source: Kind, time_ms: int, *, asked: bool) -> None:
         # A message that stays in the window is read by each compaction, and counted by the first.
