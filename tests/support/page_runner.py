@@ -8,6 +8,7 @@ import ast
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import inspect
 import os
 import re
@@ -137,6 +138,8 @@ class PageRunner:
                 return await self._run_shell(
                     shlex.join(["make", "-n", "-C", str(ROOT), *arguments])
                 )
+            case "python" if arguments[0] == "-m" and arguments[1].startswith("bench."):
+                assert importlib.util.find_spec(arguments[1]), "it takes minutes: it exists"
             case "source" | "python3":
                 assert words in (
                     ["source", ".venv/bin/activate"],
@@ -171,7 +174,9 @@ class PageRunner:
             timeout=_SECONDS_MAX,
             check=False,
         )
-        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        # Native threads of the SDK sometimes crash an interpreter that shuts down, also without us.
+        is_crash_at_exit = "Fatal Python error: PyGILState_Release" in done.stderr
+        assert done.returncode == 0 or is_crash_at_exit, f"{text}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     async def _run_everlong(
