@@ -247,6 +247,11 @@ PYTHON: Final[Sequence[tuple[str, str, Sequence[str]]]] = (
     ("everlong", "Limits", ("Policy",)),
     ("everlong", "Stores", ("open_store", "BlobStore")),
     ("everlong.codecs", "The codec alone", ("EverlongCodec",)),
+    (
+        "everlong.notify",
+        "Notifications",
+        ("Notify", "Webhook", "Slack", "Email", "QuietHours", "load_notify", "Sink"),
+    ),
     ("everlong.live", "Live output", ("LiveServer",)),
     ("everlong.agents", "", ("StreamingModel",)),
     ("everlong.testing", "Testing", ()),

@@ -9,13 +9,14 @@ says, and secrets stay in the process: a history has the names of sinks only.
 
 from everlong.notify.config import load_notify
 from everlong.notify.mail import Email
-from everlong.notify.sinks import Notify, QuietHours, Sink, SinkFailed
+from everlong.notify.sinks import Notify, Outgoing, QuietHours, Sink, SinkFailed
 from everlong.notify.slack import Slack
 from everlong.notify.webhook import Webhook
 
 __all__ = [
     "Email",
     "Notify",
+    "Outgoing",
     "QuietHours",
     "Sink",
     "SinkFailed",
