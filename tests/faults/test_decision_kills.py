@@ -67,24 +67,13 @@ async def test_a_lost_call_is_not_repeated_until_a_person_says_so(
         assert unknown.cause == "lost"
         [line] = (tmp_path / "transfers").read_text().splitlines()
         assert line == f"7 {unknown.idempotency_key}"
-        # Lost once more: the person is asked again, about another attempt.
-        (tmp_path / "transfer").touch()
-        module = "tests.support.deciding_agent:sending"
-        with start_worker(settings, [module], name="third"):
-            await thread.resolve_outcome(unknown.id, outcome="retry", by="ann")
-            async with asyncio.timeout(60):
-                while [each.id for each in await thread.outcomes()] in ([], [unknown.id]):
-                    await asyncio.sleep(0.1)
-            [again] = await thread.outcomes()
-            with pytest.raises(DecisionRefused, match="resolved already"):
-                await thread.resolve_outcome(unknown.id, outcome="done", by="ben")
-            await thread.resolve_outcome(again.id, outcome="done", by="ann", result="once")
-            assert (await thread.wait(seconds_max=60)).startswith("once [reported by ann")
-        lines = (tmp_path / "transfers").read_text().splitlines()
-        assert lines == [line] * 2
+        await thread.resolve_outcome(unknown.id, outcome="retry", by="ann")
+        assert await thread.wait(seconds_max=60) == "transferred 7"
+        assert (tmp_path / "transfers").read_text().splitlines() == [line] * 2
+        with pytest.raises(DecisionRefused, match="resolved already"):
+            await thread.resolve_outcome(unknown.id, outcome="done", by="ben")
 
 
-@pytest.mark.guarantee(114)
 @pytest.mark.full
 async def test_changed_arguments_are_applied_once_though_their_check_is_killed(
     settings: Settings, thread_id: str, tmp_path: Path
