@@ -11,6 +11,7 @@ from typing import Final
 
 from everlong import limits
 from everlong.compaction.agent_memory import list_facts
+from everlong.compaction.collector import pause_collector
 from everlong.compaction.context import (
     Group,
     build_context,
@@ -94,8 +95,9 @@ def compact(
     room = budget - FRAME_BYTES_MAX - _MESSAGE_BYTES - measure_facts(facts, budget)
     written = _clip_summary(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
     room -= measure_summary(written)
-    past = _Past(base, taken, policy, now_ms)
-    window, selection, strategy = past.divide(room)
+    with pause_collector():
+        past = _Past(base, taken, policy, now_ms)
+        window, selection, strategy = past.divide(room)
     return Snapshot(
         upto_seq=upto_seq,
         time_ms=now_ms,

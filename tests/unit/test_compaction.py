@@ -1,6 +1,7 @@
 """Compaction: always within its budget, the same bytes every time, and nothing torn apart."""
 
 import dataclasses
+import gc
 import json
 import time
 import typing
@@ -19,6 +20,7 @@ from everlong.compaction import (
     load,
     measure_messages,
 )
+from everlong.compaction.collector import pause_collector
 from everlong.compaction.renderer import FRAME_BYTES_MAX, SUMMARY_FRAME_BYTES_MAX
 from everlong.compaction.snapshot import NoteKind
 from everlong.compaction.text import MARK_BYTES_MAX, format_mark
@@ -122,6 +124,23 @@ def test_a_megabyte_of_anything_fits_into_two_kibibytes_in_well_under_a_second(t
     assert measure_messages(messages) <= 2 * KIB
     [user] = [message for message in messages if message.role == "user"]
     assert "recall(seq=1)" in user.text
+
+
+def test_the_garbage_collector_is_paused_until_the_last_compaction_ends() -> None:
+    assert gc.isenabled()
+    with pause_collector():
+        compact(None, long_thread().items, SMALL, 0, keep_from_seq=ALL)
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        compact(None, long_thread().items, SMALL, 0, keep_from_seq=ALL)
+        assert not gc.isenabled(), "the process had disabled it"
+    finally:
+        gc.enable()
+    with pytest.raises(ValueError, match="fails"), pause_collector():
+        raise ValueError("fails")
+    assert gc.isenabled()
 
 
 def test_a_budget_under_two_kibibytes_is_refused() -> None:
