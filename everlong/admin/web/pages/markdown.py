@@ -47,6 +47,8 @@ class _Renderer(RendererHTML):
         if token.type == "link_open":
             token.attrs["rel"] = "noopener noreferrer"
             token.attrs["target"] = "_blank"
+            if not token.attrs.get("href"):  # The parser does not check an empty address: [a]().
+                token.attrs.pop("href", None)
         if token.type in ("heading_open", "heading_close"):
             level = min(6, int(token.tag[1:]) + _HEADING_LEVELS_ABOVE)
             token.tag = f"h{level}"
