@@ -4,9 +4,10 @@ It is a client like any other: what it waits for goes on without it, and Ctrl-C 
 """
 
 import asyncio
+import contextlib
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal, Protocol
 
 import typer
@@ -138,6 +139,7 @@ class ChatSession:
         self._live = live
         self._printer = printer or ConversationPrinter(out)
         self._following: asyncio.Task[str] | None = None
+        self._follower: AnswerFollower | None = None
         self._unanswered = 0
         """Number of a message that waits for its answer already."""
 
@@ -226,7 +228,7 @@ class ChatSession:
         await self._follow(number)
 
     async def _follow(self, number: int) -> None:
-        follower = AnswerFollower(self._thread, self._printer, self._decide)
+        follower = self._follower = AnswerFollower(self._thread, self._printer, self._decide)
         self._printer.is_held = False
         self._printer.show_status("waiting for the answer; Ctrl-C stops waiting, not the thread")
         self._following = asyncio.ensure_future(follower.wait(number))
@@ -275,7 +277,8 @@ class ChatSession:
             return False
         approves = chosen == "approve"
         reason = "" if approves else await self._terminal.read_line("Reason, or Enter: ") or ""
-        await self._thread.decide(approval.id, approve=approves, by=self._by, reason=reason)
+        with self._sending():
+            await self._thread.decide(approval.id, approve=approves, by=self._by, reason=reason)
         return True
 
     async def _resolve_outcome(self, unknown: UnknownOutcome) -> bool:
@@ -287,10 +290,23 @@ class ChatSession:
             result = await self._terminal.read_line("Its result for the model, or Enter: ") or ""
         if not chosen:
             return False
-        await self._thread.resolve_outcome(
-            unknown.id, outcome=_OUTCOMES[chosen], by=self._by, result=result
-        )
+        with self._sending():
+            await self._thread.resolve_outcome(
+                unknown.id, outcome=_OUTCOMES[chosen], by=self._by, result=result
+            )
         return True
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[None]:
+        """Tell the follower that a decision of this user is on its way."""
+        follower = self._follower
+        if follower is not None:
+            follower.is_sending = True
+        try:
+            yield
+        finally:
+            if follower is not None:
+                follower.is_sending = False
 
     async def _choose(self, question: str, words: Mapping[str, str]) -> str:
         """Ask until the answer is one of some words, or the beginning of one; empty for later."""

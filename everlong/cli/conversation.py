@@ -267,6 +267,8 @@ class AnswerFollower:
         self._progress: ThreadProgress | None = None
         self._asked: set[str] = set()
         """Approvals that the user was asked about."""
+        self.is_sending = False
+        """Whether the user has decided, and the decision is on its way. It may be applied by now."""
 
     async def wait(self, number: int, seconds_max: float | None = None) -> str:
         """Return the answer to a message. Raises what `ThreadHandle.wait` raises."""
@@ -339,7 +341,11 @@ class AnswerFollower:
                     asking.result()
                     return
                 self._news.clear()
-                if call.id not in [each.id for each in await self._list_waiting()]:
+                is_waiting = call.id in [each.id for each in await self._list_waiting()]
+                if self.is_sending:
+                    await asking  # Without this, the user's own decision could look like another's.
+                    return
+                if not is_waiting:
                     break
         finally:
             asking.cancel()

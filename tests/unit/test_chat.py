@@ -234,6 +234,7 @@ class FakeThread:
         self.unknown: list[UnknownOutcome] = []
         self.resolved: list[tuple[str, str, str]] = []
         self.exists = True
+        self.answers_late = False
         self.ended = ""
         self.answer: Callable[[], Any] = self._answer
         self.report: Callable[[ThreadProgress], None] = lambda _: None
@@ -297,6 +298,9 @@ class FakeThread:
             raise DecisionRefused("it is decided")
         self.decided.append((approve, by, reason))
         self.waiting.clear()
+        if self.answers_late:  # The decision is applied, and its request has not returned.
+            self.report(self.progress())
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -445,6 +449,22 @@ async def test_an_unknown_outcome_is_resolved_in_place(
     assert thread.resolved == resolved
     assert 'not known whether this call took effect: 2-1-abcd-1  pay {"to": "ben"}' in text
     assert ("decide later with: everlong outcomes ops-7" in text) == (not resolved)
+
+
+async def test_a_decision_of_ones_own_is_not_one_elsewhere(thread: FakeThread) -> None:
+    async def wait_for_decision() -> str:
+        thread.waiting.append(APPROVAL)
+        thread.report(thread.progress())
+        while not thread.decided:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        thread.add(Kind.REPLY, "assistant", "it is up")
+        return "it is up"
+
+    thread.answer, thread.answers_late = wait_for_decision, True
+    text = await talk(thread, FakeTerminal("restart it", "a", None))
+    assert [each[0] for each in thread.decided] == [True]
+    assert "elsewhere" not in text
 
 
 async def test_a_decision_elsewhere_ends_the_question(thread: FakeThread) -> None:
