@@ -93,7 +93,9 @@ class Decisions:
         digest = _digest_call(tool, call)
         if not digest:  # An empty one would stand for any arguments.
             return DecisionCheck(
-                refused=f"{tool.name!r} does not accept the call's arguments any more"
+                refused=f"the arguments of this call of {tool.name!r} cannot be compared with those of "
+                "later calls: JSON does not hold all of their values. Approve this call alone, or all "
+                "calls of the tool"
             )
         return DecisionCheck(arguments_digest=digest)
 
@@ -139,9 +141,17 @@ def _add_grant(wanted: WantedCall, grant_id: str, by: str) -> WantedCall:
 
 
 def _digest_call(tool: Tool, call: ToolCall) -> str:
-    """Return the digest of a call's arguments, as the tool gets them; empty if they are invalid."""
+    """Return the digest of a call's arguments, as the tool gets them; empty if there is none.
+
+    There is none for invalid arguments, nor for those that JSON does not hold whole, such as a
+    `SecretStr`: other values would have the same digest.
+    """
     try:
-        return digest_arguments(tool.name, tool.parse(call.arguments))
+        arguments = tool.parse(call.arguments)
+        data = to_json(arguments, serialize_unknown=True).decode()
+        if tool.parse(data) != arguments:
+            return ""
+        return digest_arguments(tool.name, arguments)
     except Exception:  # noqa: BLE001 - validators are the user's code; on any error a person decides
         return ""
 

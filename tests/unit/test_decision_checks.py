@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field, SecretStr
 from temporalio.testing import ActivityEnvironment
 
 from everlong import Agent, OutcomeUnknown, Policy, tool
@@ -52,7 +52,26 @@ def transfer(euros: int) -> str:
     raise OutcomeUnknown if euros else ValueError("no such account")
 
 
-TOOLS = [pay, drop, transfer]
+class Account(BaseModel):
+    """An account."""
+
+    name: str
+    pin: int = Field(default=0, exclude=True)
+
+
+@tool(needs_approval=True)
+def log_in(password: SecretStr) -> str:
+    """Log in."""
+    return "in"
+
+
+@tool(needs_approval=True)
+def close(account: Account) -> str:
+    """Close an account."""
+    return "closed"
+
+
+TOOLS = [pay, drop, transfer, log_in, close]
 
 
 @dataclasses.dataclass
@@ -205,6 +224,23 @@ async def test_a_grant_for_some_arguments_allows_no_others(tmp_path: Path) -> No
         bench = open_bench(tmp_path, "pay", **arguments)
         bench.grants = (grant,)
         assert bool((await bench.ask()).grant) == allowed, arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "hidden"),
+    [
+        ("log_in", {"password": "a"}, True),
+        ("close", {"account": {"name": "a", "pin": 1}}, True),
+        ("close", {"account": {"name": "a"}}, False),
+    ],
+)
+async def test_arguments_that_json_hides_get_no_grant_for_the_same_arguments(
+    tmp_path: Path, name: str, arguments: dict[str, Any], hidden: bool
+) -> None:
+    bench = open_bench(tmp_path, name, **arguments)
+    checked = await bench.check(await bench.ask(), match="arguments")
+    assert ("cannot be compared" in checked.refused) == hidden
+    assert bool(checked.arguments_digest) != hidden
 
 
 RULES = {"approvals_needed": {"pa*": 2, "pay": 3, "transfer": 1}}
