@@ -86,5 +86,23 @@ def test_hostile_texts_are_rendered_in_bounded_time(piece: str) -> None:
     assert time.process_time() - began < 3
 
 
+@pytest.mark.parametrize("prefix", ["", "> ", "- "])
+@pytest.mark.parametrize("columns", [90, 1000])
+def test_a_table_makes_no_more_cells_than_it_has_characters(prefix: str, columns: int) -> None:
+    # A row of one cell is filled up to the columns of the head.
+    rows = [f"{prefix}{'|a' * columns}", f"{prefix}{'|-' * columns}"]
+    text = "\n".join([*rows, *["x"] * CHARS_MAX])[:CHARS_MAX]
+    html = render_markdown(text)
+    assert_safe(html)
+    assert len(html) < 2 * CHARS_MAX
+
+
+def test_a_table_among_other_text_is_rendered() -> None:
+    rows = "".join(f"| {number} | some text |\n" for number in range(200))
+    program = "a | b | c\n" * 50
+    html = render_markdown(f"```sh\n{program}```\n\n| n | text |\n|--:|:--|\n{rows}")
+    assert html.count("<tr>") == 201
+
+
 def test_a_longer_text_is_shown_as_it_is() -> None:
     assert render_markdown("**" + "<" * CHARS_MAX).startswith('<p class="plain">**&lt;')

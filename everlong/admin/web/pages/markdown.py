@@ -17,7 +17,12 @@ CHARS_MAX: Final = 8_000
 # The parser takes quadratic time for brackets: 8,000 characters of them take a second, and 500 brackets
 # 20 ms. Other texts of this length take 0.3 s at most, and 10 ms in practice.
 _BRACKETS_MAX: Final = 500
-# Texts of 8,000 characters, and HTML of up to six times that: 57 MB at most, and about 1 MB in practice.
+# It fills each row of a table up to the number of columns: 8,000 characters made 65,000 cells, in a
+# second. Cells with text take two characters or more, so other tables of that length have fewer cells.
+_CELLS_MAX: Final = 4_000
+# The line below the head of a table, which is perhaps in a quotation or a list, has only these.
+_DELIMITERS: Final = "-|:>*+.)0123456789 \t"
+# Texts of 8,000 characters, and HTML of up to ten times that: 90 MB at most, and about 1 MB in practice.
 _CACHED_MAX: Final = 1_024
 _SCHEMES: Final = ("http://", "https://", "mailto:")
 # A page has its title as h1 and its sections as h2.
@@ -68,9 +73,16 @@ def _is_allowed_link(url: str) -> bool:
 _PARSER: Final = _make_parser()
 
 
+def _count_cells(text: str) -> int:
+    """Return a bound of the cells that a text's tables have."""
+    lines = text.replace("\r", "\n").split("\n")
+    columns = (line.count("|") + 1 for line in lines if "|" in line and not line.strip(_DELIMITERS))
+    return max(columns, default=0) * len(lines)
+
+
 @functools.lru_cache(maxsize=_CACHED_MAX)
 def render_markdown(text: str) -> Markup:
     """Return a text as HTML that is safe to place in a page."""
-    if len(text) > CHARS_MAX or text.count("[") > _BRACKETS_MAX:
+    if len(text) > CHARS_MAX or text.count("[") > _BRACKETS_MAX or _count_cells(text) > _CELLS_MAX:
         return Markup('<p class="plain">{}</p>').format(text)
     return Markup(_PARSER.render(text))  # noqa: S704 - the renderer escapes all text
