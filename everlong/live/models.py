@@ -5,10 +5,10 @@ much of each text the server has, and the worker continues from there. Nothing i
 """
 
 import dataclasses
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from everlong import limits
@@ -84,12 +84,21 @@ class LiveStep:
     """Piece of the reply; for a tool, its newest progress."""
 
 
+def _check_count(steps: Any) -> Any:
+    """Count steps before they are validated: each invalid one would make several errors of its own."""
+    if isinstance(steps, list | tuple) and len(steps) > POST_STEPS_MAX:
+        raise ValueError(f"{len(steps)} steps; at most {POST_STEPS_MAX} are allowed")
+    return steps
+
+
 @dataclass(frozen=True, kw_only=True)
 class LivePost:
     """Body of a worker's post."""
 
     namespace: Annotated[str, Field(min_length=1, max_length=1000)]
-    steps: Annotated[tuple[LiveStep, ...], Field(max_length=POST_STEPS_MAX)]
+    steps: Annotated[
+        tuple[LiveStep, ...], Field(max_length=POST_STEPS_MAX), BeforeValidator(_check_count)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -243,6 +243,15 @@ async def test_only_a_worker_posts_and_a_worker_reads_nothing() -> None:
         assert answer.status_code == 403
 
 
+async def test_too_many_steps_are_refused_before_they_are_validated() -> None:
+    body = {"namespace": NAMESPACE, "steps": [{}] * 100_000}
+    async with open_http_client(access=ROLES) as client:
+        answer = await client.post("/api/v1/live", headers=bearer(Role.WORKER), json=body)
+    assert answer.status_code == 422
+    assert "100000 steps; at most 256 are allowed" in answer.text
+    assert len(answer.content) < 1_000
+
+
 async def test_the_route_streams_events_of_one_namespace() -> None:
     class Connected:
         namespace = NAMESPACE
