@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from typing import Final
 
 from temporalio.client import Client
-from temporalio.service import RPCError
 
+from everlong import limits
 from everlong.client.diagnosis import has_workers
 from everlong.client.visibility import QUERY, ThreadRow, read_rows
-from everlong.errors import EverlongError
 from everlong.models import make_printable, short_digest
 from everlong.models.notices import Deliver, Delivery, Event, Notification
 from everlong.models.status import Status
@@ -83,8 +82,8 @@ class HeldWatcher:
         while True:
             try:
                 await self.look()
-            except (EverlongError, RPCError, RuntimeError) as error:
-                # The last, if the connection was never made.
+            except Exception as error:  # noqa: BLE001 - a row may hold anything; the watch goes on
+                # Without the message, which may hold contents.
                 _LOG.warning("held threads cannot be seen now: %s", type(error).__name__)
             await self.deliver(())
             await asyncio.sleep(LOOK_SECONDS)
@@ -140,7 +139,7 @@ class HeldWatcher:
             key=f"n-{short_digest(chr(0).join(parts), size_bytes=16)}",
             event=Event.HELD,
             thread_id=ids[0] if len(ids) == 1 else "",
-            agent=agent,
+            agent=make_printable(agent, limits.CALL_NAME_CHARS_MAX),
             about=make_printable(detail, 64),
             ms=now_ms,
             text=make_printable(text, _TEXT_CHARS_MAX),

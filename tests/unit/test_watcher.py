@@ -1,5 +1,6 @@
 """The watcher: held threads and queues without workers are reported once, after a while."""
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -148,3 +149,34 @@ async def test_a_report_that_fails_is_sent_again(fleet: Fleet) -> None:
         await watcher.deliver(())
         assert [request.answer for request in receiver.received] == [500, 200]
         assert receiver.received[0].body == receiver.received[1].body
+
+
+async def test_a_name_of_any_length_is_reported(fleet: Fleet) -> None:
+    async with run_http_receiver() as receiver:
+        watcher = make_watcher(fleet, receiver)
+        # Any client may start a workflow with this attribute; agents have shorter names.
+        fleet.rows = [dataclasses.replace(row("ops-1"), agent="x" * 65)]
+        await watcher.look()
+        fleet.now += 600
+        await watcher.look()
+        assert receiver.received[0].json["events"][0]["agent"] == "x" * 64
+
+
+async def test_a_look_that_fails_does_not_end_the_watch(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = asyncio.Event()
+
+    async def look() -> None:
+        if not caplog.text:
+            raise ValueError("secret")
+        looked.set()
+
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+    async with run_http_receiver() as receiver:
+        watcher = make_watcher(fleet, receiver)
+        monkeypatch.setattr(watcher, "look", look)
+        async with watcher.watching():
+            await asyncio.wait_for(looked.wait(), 10)
+    assert "held threads cannot be seen now: ValueError" in caplog.text
+    assert "secret" not in caplog.text
