@@ -5,6 +5,7 @@ Secrets are not in the file. It names the environment variable or the file that 
 """
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from everlong.notify.webhook import Webhook
 
 _KINDS: Final[dict[str, type[Sink]]] = {"webhook": Webhook, "slack": Slack, "email": Email}
 _SECRETS: Final = frozenset({"secret", "token", "signing_secret", "password"})
+_VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _TOP: Final = frozenset({"url", "deadline_minutes", "held_minutes", "sinks"})
 
 
@@ -94,7 +96,9 @@ def _read_secret(
         raise ConfigError(f"{what}: give {secret}_env or {secret}_file, not both")
     if variable is not None:
         text = environ.get(str(variable), "")
-        where = f"the environment variable {variable}"
+        where = f"the environment variable that {secret}_env names"
+        if _VARIABLE.fullmatch(str(variable)):  # Else it may be the secret itself.
+            where = f"the environment variable {variable}"
     else:
         where = f"the file {quote(str(path))}"
         try:

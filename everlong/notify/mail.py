@@ -17,7 +17,7 @@ from typing import ClassVar, Final, Literal
 
 from everlong import limits
 from everlong.notify.sinks import Outgoing, Sink, SinkFailed, build_link, check_names
-from everlong.notify.texts import ITEMS_SHOWN_MAX, describe, describe_all
+from everlong.notify.texts import ITEMS_SHOWN_MAX, describe, describe_all, describe_arguments
 from everlong.notify.webhook import KEY_HEADER
 
 _PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
@@ -134,7 +134,7 @@ def _build_text(message: Outgoing) -> str:
     for item in message.items[:ITEMS_SHOWN_MAX]:
         lines = [describe(item)]
         if item.arguments:
-            lines.append(f"Arguments: {item.arguments}")
+            lines.append(f"Arguments: {describe_arguments(item)}")
         if link := build_link(message.base_url, item):
             lines.append(link)
         parts.append("\n".join(lines))

@@ -23,7 +23,7 @@ from everlong import limits
 from everlong.models.notices import Event, Notification
 from everlong.notify.http import RequestFailed, is_loopback_url, post
 from everlong.notify.sinks import Outgoing, Sink, SinkFailed, build_link, require_https
-from everlong.notify.texts import ITEMS_SHOWN_MAX, describe, describe_all
+from everlong.notify.texts import ITEMS_SHOWN_MAX, describe, describe_all, describe_arguments
 from everlong.notify.webhook import check_status
 
 API_URL: Final = "https://slack.com/api/"
@@ -82,9 +82,10 @@ class Slack(Sink):
         if len(self.users) > limits.NOTIFY_NAMES_MAX:
             raise self.make_error(f"it has more than {limits.NOTIFY_NAMES_MAX} users")
         for user, name in self.users.items():
-            if not _USER.fullmatch(user) or not 0 < len(name.strip()) <= 64:
+            if not _USER.fullmatch(user) or name != name.strip() or not 0 < len(name) <= 64:
                 raise self.make_error(
-                    "users are written as U0123456789 = 'name', with a name of at most 64 characters"
+                    "users are written as U0123456789 = 'name', with a name of 1 to 64 characters and "
+                    "no blank at its ends"
                 )
 
     async def send(self, message: Outgoing) -> None:
@@ -138,7 +139,7 @@ class Slack(Sink):
     def _build_blocks(self, item: Notification, message: Outgoing) -> list[dict[str, Any]]:
         blocks = [_build_text(describe(item))]
         if item.arguments:
-            blocks.append(_build_text(item.arguments))
+            blocks.append(_build_text(describe_arguments(item)))
         buttons = []
         value = _build_value(item, is_alone=len(message.items) == 1)
         if value and self.signing_secret:
@@ -329,7 +330,10 @@ def sign_callback(secret: str, timestamp: str, body: bytes) -> str:
 
 def _may_respond(sink: Slack, url: str) -> bool:
     """Return whether the outcome may be posted to a URL: to Slack alone, or where tests run Slack."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # As in `https://[`.
+        return False
     if parts.scheme == "https" and parts.netloc == _RESPONSE_HOST:
         return True
     ours = urlsplit(sink.api_url)

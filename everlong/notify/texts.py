@@ -3,6 +3,7 @@
 import time
 from typing import Final
 
+from everlong import limits
 from everlong.models import make_printable
 from everlong.models.notices import Event, Notification
 from everlong.models.thread_ids import show_id
@@ -20,6 +21,13 @@ def describe(item: Notification) -> str:
         thread_id = f"{thread_id[:_ID_CHARS_MAX]}…"
     text = f"{thread_id}: {_describe_event(item)}" if item.thread_id else _describe_event(item)
     return make_printable(text, _TEXT_CHARS_MAX)
+
+
+def describe_arguments(item: Notification) -> str:
+    """Return the arguments of a call, with a remark if they may go on: a person decides by them."""
+    if len(item.arguments) < limits.CALL_PREVIEW_CHARS_MAX:
+        return item.arguments
+    return f"{item.arguments} … (only the beginning; open the thread to read all of it)"
 
 
 _TEXTS: Final = {

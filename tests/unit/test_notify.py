@@ -17,17 +17,27 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from temporalio.testing import ActivityEnvironment
 
 from everlong import Agent, Reply, limits
+from everlong.activities.notify import NotifyActivities
 from everlong.cli.app import load_command
-from everlong.errors import ConfigError, SinkUnreachable
-from everlong.models.notices import Deliver, Event, Notification, is_wanted, wants_contents
+from everlong.errors import BlobMissing, ConfigError, SinkUnreachable
+from everlong.models.notices import (
+    Deliver,
+    Delivered,
+    Event,
+    Notification,
+    is_wanted,
+    wants_contents,
+)
 from everlong.notify import Email, Notify, QuietHours, Slack, Webhook, load_notify
 from everlong.notify.config import parse_notify
 from everlong.notify.delivery import Deliverer, find_next_ms
 from everlong.notify.sinks import Outgoing, Sink, SinkFailed, build_link
 from everlong.notify.slack import CallbackReader, CallbackRefused, respond, sign_callback
 from everlong.notify.webhook import build_body
+from everlong.telemetry import Telemetry
 from everlong.testing import ScriptedModel
 from tests.support.document_blocks import ROOT, read_blocks
 from tests.support.sink_receivers import (
@@ -280,6 +290,26 @@ async def test_a_reminder_is_sent_shortly_before_the_deadline_of_a_pending_appro
     assert events[0]["key"] != events[1]["key"]
 
 
+async def test_a_thread_whose_answer_cannot_be_read_is_taken_to_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unreadable:
+        def get_workflow_handle(self, thread_id: str) -> "Unreadable":
+            return self
+
+        async def query(self, *arguments: object, **options: object) -> None:
+            raise BlobMissing("secret")
+
+    async with run_http_receiver() as receiver:
+        activities = NotifyActivities(Notify(sinks=[webhook(receiver)]), Telemetry())
+        env = ActivityEnvironment(client=Unreadable())  # type: ignore[arg-type]
+        request = Deliver(reminders=(asked(),), now_ms=NOW_MS)
+        assert await env.run(activities.deliver, request) == Delivered()
+    assert receiver.received[0].json["events"][0]["event"] == "deadline_near"
+    assert "not known: BlobMissing" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_links_lead_to_the_approval() -> None:
     assert (
         build_link("https://a.example/", asked())
@@ -420,6 +450,17 @@ async def test_slack_gets_buttons_that_name_the_approval_and_markup_is_inert() -
     assert "xoxb" not in repr(sink)
 
 
+async def test_arguments_that_go_on_are_not_shown_as_if_they_were_whole() -> None:
+    remark = "only the beginning; open the thread to read all of it"
+    for size, goes_on in ((limits.CALL_PREVIEW_CHARS_MAX, True), (20, False)):
+        message = outgoing(asked(arguments="x" * size))
+        [_, arguments, _] = slack(contents=True).build_message(message)["blocks"]
+        mail = Email(name="mail", host="localhost", sender="a@b.c", to=["d@e.f"])
+        for text in (arguments["text"]["text"], mail.build_mail(message).get_content()):
+            assert "x" * size in text
+            assert (remark in text) == goes_on
+
+
 async def test_a_large_digest_stays_below_slacks_limit_of_blocks() -> None:
     sink = slack(contents=True)
     message = sink.build_message(outgoing(*map(asked, range(30))))
@@ -508,6 +549,7 @@ def test_without_a_signing_secret_no_click_is_accepted() -> None:
         "http://169.254.169.254/",
         "https://hooks.slack.com.evil.example/x",
         "https://a@hooks.slack.com/",
+        "https://[",
     ],
 )
 async def test_an_outcome_is_posted_to_slack_alone(url: str) -> None:
@@ -591,6 +633,7 @@ def test_a_file_configures_each_sink_and_secrets_come_from_elsewhere(tmp_path: P
         ('host = "smtp.example.com"', "", "lacks: host"),
         ('["ops@example.com"]', '["ops"]', "address is not valid"),
         ("U1234", "ann2", "U0123456789"),
+        ('U1234 = "ann"', 'U1234 = " ann"', "no blank at its ends"),
         ("TOKEN_FILE", "/nowhere", "cannot be read"),
         ("[sinks.hook]", "[sinks.Hook]", "small letters"),
         ('agents = ["ops"]', 'agents = "ops"', "wrong type"),
@@ -603,6 +646,13 @@ def test_a_wrong_file_is_refused_with_the_reason(
     with pytest.raises(ConfigError, match=re.escape(message)) as refused:
         load(tmp_path, CONFIG.replace(old, new, 1))
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("secret", [SECRET, "xoxb-17-secret"])
+def test_a_secret_in_the_place_of_a_variable_is_not_shown(tmp_path: Path, secret: str) -> None:
+    with pytest.raises(ConfigError, match="variable that secret_env names is empty") as refused:
+        load(tmp_path, CONFIG.replace('secret_env = "HOOK_SECRET"', f'secret_env = "{secret}"', 1))
+    assert secret not in str(refused.value)
 
 
 def test_the_blocks_of_the_documents_work() -> None:
