@@ -422,6 +422,9 @@ NOTIFY_ACTIVITY_SECONDS_MAX: Final = 180.0
 # Sinks of one configuration, and names in one of its lists.
 NOTIFY_SINKS_MAX: Final = 16
 NOTIFY_NAMES_MAX: Final = 1000
-# Bytes of an answer of a sink that are read, and of one configuration file.
-NOTIFY_ANSWER_BYTES_MAX: Final = 64 * KIB
+# Bytes of an answer of a sink that are read. Slack's repeats the message: 20 notifications with two
+# values of buttons of 2,000 characters, a link of 3,000, and 600 more of 12 bytes each: 300 KB.
+# A longer answer would count as a failure, and the message would be sent again.
+NOTIFY_ANSWER_BYTES_MAX: Final = 512 * KIB
+# Bytes of one configuration file.
 NOTIFY_FILE_BYTES_MAX: Final = 256 * KIB

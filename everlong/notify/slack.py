@@ -34,9 +34,10 @@ DENY: Final = "everlong_deny"
 _RESPONSE_HOST: Final = "hooks.slack.com"
 _USER: Final = re.compile(r"[UW][A-Z0-9]{2,20}")
 _SECRET_CHARS_MIN: Final = 16
-# Slack refuses longer texts and values of buttons.
+# Slack refuses longer texts, and longer values and links of buttons.
 _TEXT_CHARS_MAX: Final = 2900
 _VALUE_CHARS_MAX: Final = 2000
+_LINK_CHARS_MAX: Final = 3000
 _BLOCKS_MAX: Final = 50
 # Slack's own advice for the age of a request.
 AGE_SECONDS_MAX: Final = 300.0
@@ -145,7 +146,8 @@ class Slack(Sink):
         if value and self.signing_secret:
             buttons.append(_build_button("Approve", APPROVE, style="primary", value=value))
             buttons.append(_build_button("Deny", DENY, style="danger", value=value))
-        if link := build_link(message.base_url, item):
+        link = build_link(message.base_url, item)
+        if 0 < len(link) <= _LINK_CHARS_MAX:
             buttons.append(_build_button("Open", "everlong_open", url=link))
         if buttons:
             blocks.append({"type": "actions", "elements": buttons})

@@ -461,6 +461,20 @@ async def test_arguments_that_go_on_are_not_shown_as_if_they_were_whole() -> Non
             assert (remark in text) == goes_on
 
 
+async def test_an_answer_that_repeats_a_large_message_is_read_whole() -> None:
+    answer = json.dumps({"message": "x" * 400_000, "ok": True}).encode()
+    async with run_http_receiver(body=answer) as receiver:
+        await slack(receiver).send(outgoing())
+    assert len(receiver.received) == 1
+
+
+def test_a_link_that_slack_would_refuse_is_left_out() -> None:
+    for size, links in ((900, 1), (1000, 0)):
+        message = outgoing(asked(thread_id="/" * size, arguments=""))
+        [_, actions] = slack().build_message(message)["blocks"]
+        assert sum("url" in each for each in actions["elements"]) == links
+
+
 async def test_a_large_digest_stays_below_slacks_limit_of_blocks() -> None:
     sink = slack(contents=True)
     message = sink.build_message(outgoing(*map(asked, range(30))))
