@@ -9,6 +9,7 @@ from typing import Any, Final
 from opentelemetry.trace import SpanKind
 from temporalio import activity
 from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.activities.heartbeat import heartbeat
@@ -28,7 +29,7 @@ from everlong.models.notices import (
     NotifierStart,
     build_notifier_id,
 )
-from everlong.notify.delivery import GIVEN_UP, Deliverer
+from everlong.notify.delivery import Deliverer
 from everlong.notify.sinks import Notify, is_about_approval
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import AGENT, APPROVAL, RUN, THREAD
@@ -65,11 +66,13 @@ class NotifyActivities:
     async def deliver(self, request: Deliver) -> Delivered:
         """Deliver notifications by the configuration of this worker."""
         if self._notify is None:
-            number = len(request.new) + len(request.again)
-            if number:
-                _LOG.warning("%d notifications dropped: this worker has no sinks", number)
-                self._count("", GIVEN_UP, number)
-            return Delivered()
+            # While notifications are rolled out, other workers of the task queue have sinks already. So
+            # the server tries the activity again, and the notifier counts what it gives up at last.
+            raise ApplicationError(
+                "this worker has no configuration of notifications; give all workers of the task queue "
+                "the same (EVERLONG_NOTIFY)",
+                type="ConfigError",
+            )
         for item in request.new:
             self._record(item)
         deliverer = Deliverer(self._notify, _is_pending, self._count)

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from everlong import Agent, Reply, limits
@@ -181,6 +182,17 @@ async def test_a_sink_that_hangs_delays_no_other() -> None:
     assert limits.NOTIFY_FAILURES_MAX <= tried < 2 * limits.NOTIFY_FAILURES_MAX
     assert {each.sink for each in done.later} == {"slow"}
     assert sorted(each.attempts for each in done.later) == [0] * (20 - tried) + [1] * tried
+
+
+async def test_a_worker_without_sinks_leaves_events_to_another_worker() -> None:
+    """While notifications are rolled out, the activity must not end there with nothing delivered."""
+    activities = NotifyActivities(None, Telemetry())
+    with pytest.raises(ApplicationError, match="EVERLONG_NOTIFY") as caught:
+        await activities.deliver(Deliver(new=(asked(),)))
+    assert not caught.value.non_retryable
+    # A team that wants no notifications any more configures no sinks.
+    none = NotifyActivities(Notify(), Telemetry())
+    assert await none.deliver(Deliver(new=(asked(),))) == Delivered()
 
 
 async def test_a_delivery_is_given_up_after_three_days() -> None:
