@@ -146,7 +146,8 @@ def compact(
     if dry_run:
         _preview(thread_id, "compact")
         return
-    _signal(ThreadHandle.compact, thread_id, by, reason, "will compact at its next safe point")
+    what = "will compact at its next safe point, unless that frees nothing"
+    _signal(ThreadHandle.compact, thread_id, by, reason, what)
 
 
 @commands.command()
