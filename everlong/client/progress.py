@@ -565,6 +565,13 @@ class Tracker:
         elif update.name == REVOKE_GRANT_UPDATE:
             revoke: RevokeGrant = await self._decode(update.payloads, RevokeGrant, None)
             self._revoked.add(revoke.id)
+            # A held call that it allowed waits for a person now. Which call that is, the thread knows:
+            # without its hold the thread seems to be stuck, so it is asked.
+            self._troubles = [
+                each
+                for each in self._troubles
+                if each.status != Status.HELD or each.type not in _CALLS
+            ]
 
     def _take_decision(self, decide: Decide) -> None:
         """Take in a decision, as the thread does. A call may need more approvals than this one."""

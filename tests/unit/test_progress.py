@@ -647,6 +647,16 @@ async def test_a_call_that_a_grant_allows_does_not_wait() -> None:
     assert (await history.model(reply(2, granted)).progress()).pending == 1
 
 
+async def test_a_held_call_whose_grant_is_revoked_is_no_hold_any_more() -> None:
+    granted = dataclasses.replace(call(), grant="t-0123456789abcdef", granted_by="ann")
+    history = History().send(1).model(reply(2, granted))
+    history.failed(history.scheduled(RUN_TOOL, run(granted.call_id)), HELD, "store away").task()
+    assert (await history.progress()).status == "held"
+    revoke = RevokeGrant(id="t-0123456789abcdef", by="ben")
+    seen = await history._update("revoke_grant", revoke, None).progress()
+    assert (seen.held_by, seen.needs_query) == ("", True)
+
+
 @pytest.mark.parametrize("outcome", ["done", "not_done", "retry"])
 @pytest.mark.parametrize("is_rolled", [False, True])
 async def test_a_call_whose_outcome_is_unknown_waits_for_a_person(
