@@ -37,6 +37,7 @@ from everlong.activities.tool_calls import (
     ApprovalGate,
     ToolThreads,
     build_call_info,
+    describe_ended_grant,
     describe_invalid_arguments,
     find_call,
     run_call,
@@ -383,6 +384,12 @@ class AgentActivities:
             _, call = await beat.retry_or_hold(
                 lambda: find_call(self._open_contexts(), brief.context, brief.call_id)
             )
+            grants = self._open_decisions().grants
+            if brief.grant and not await beat.retry_or_hold(
+                lambda: grants.has(agent.name, brief.grant)
+            ):
+                reason = f"{describe_ended_grant(call.tool)} Nothing was started; call it again."
+                return BriefResult(refused=build_error_result(call.id, call.tool, reason, now_ms))
             tool = agent.find_tool(call.tool)
             if tool is None:
                 return BriefResult(

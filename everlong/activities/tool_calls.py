@@ -25,7 +25,12 @@ from everlong import limits
 from everlong.activities.builtin_tools import BUILTINS, find_builtin
 from everlong.activities.heartbeat import Heartbeat
 from everlong.agents import Agent, CallInfo, Tool
-from everlong.agents.tools import OutcomeUnknown, ResultTooLarge, check_result_size
+from everlong.agents.tools import (
+    OutcomeUnknown,
+    ResultInvalid,
+    ResultTooLarge,
+    check_result_size,
+)
 from everlong.errors import ConfigError, ModelRefused, ModelUnavailable
 from everlong.models import (
     CONTEXT_TOO_LARGE,
@@ -172,21 +177,39 @@ async def run_call(
     seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
     try:
         async with bound_call(f"tool {tool.name!r}", seconds_max, once=bool(run.outcome_id)):
-            try:
-                text = await threads.call(tool, arguments)
-                # The journal stores it as JSON, which may be larger.
-                check_result_size(len(to_json(text)))
-            except ResultTooLarge as error:
-                return "failed", f"error: {error}", tool.max_result_bytes
+            outcome, text = await _call_tool(tool, arguments, threads, once=bool(run.outcome_id))
     except ApplicationError as error:
         # What the tool raised is known. Any failure of the activity means that the outcome is not.
         if not run.outcome_id or error.type in (CALL_TIMED_OUT, OUTCOME_UNCLEAR):
             raise
         reason = make_printable(error.message, limits.REASON_CHARS_MAX)
         return "failed", f"error: {reason}", tool.max_result_bytes
-    return "ok", text, tool.max_result_bytes
+    return outcome, text, tool.max_result_bytes
 
 
+async def _call_tool(
+    tool: Tool, arguments: dict[str, object], threads: ToolThreads, *, once: bool
+) -> tuple[Outcome, str]:
+    """Call a tool, and check that the journal can store its result."""
+    try:
+        text = await threads.call(tool, arguments)
+        # The journal stores it as JSON, which may be larger.
+        check_result_size(len(to_json(text)))
+    except (ResultTooLarge, ResultInvalid) as error:
+        if once:
+            # The tool has ended, so it took effect. A model that reads of a failure may repeat it.
+            activity.logger.warning("the result of tool %r is lost: %s", tool.name, error)
+            return "failed", _RESULT_LOST
+        if isinstance(error, ResultInvalid):
+            raise
+        return "failed", f"error: {error}"
+    return "ok", text
+
+
+_RESULT_LOST = (
+    "error: the call has run and took effect; only its result is lost, which was too large or not JSON. "
+    "Do not call it again to get the result."
+)
 # Bound of the error text about invalid arguments: pydantic quotes a part of the input.
 _INVALID_CHARS_MAX = 2000
 
@@ -212,7 +235,7 @@ class ApprovalGate:
         if run.grant and activity.info().attempt == 1:
             agent = run.context.agent
             if not await self._beat.retry_or_hold(lambda: self._grants.has(agent, run.grant)):
-                return f"{tool.name!r} needs a person's approval: the grant for it was revoked."
+                return describe_ended_grant(tool.name)
         if run.approved or not await self._needs_approval(tool, call):
             return ""
         return (
@@ -232,6 +255,11 @@ class ApprovalGate:
                 ).needs_approval
         except TimeoutError:
             return True
+
+
+def describe_ended_grant(tool: str) -> str:
+    """Return why a call is refused whose grant has ended, for the model."""
+    return f"{tool!r} needs a person's approval: the grant for it was revoked, or has expired."
 
 
 async def find_call(

@@ -64,6 +64,10 @@ class ResultTooLarge(Exception):
         )
 
 
+class ResultInvalid(TypeError):
+    """A tool returned a value that is not JSON."""
+
+
 class OutcomeUnknown(Exception):
     """Raise it in a tool with `effects="once"` that does not know whether it took effect.
 
@@ -171,7 +175,7 @@ class Tool:
         try:
             found = to_json(result)
         except (ValueError, RecursionError):  # Not chained: its message may quote the result.
-            raise TypeError(
+            raise ResultInvalid(
                 f"tool {self.name!r} returned a {type(result).__name__} that is not JSON. Return text, "
                 "bytes, None, or a value that pydantic can serialise."
             ) from None

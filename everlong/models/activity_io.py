@@ -240,6 +240,8 @@ class Brief:
     call_id: str
     tool: str
     child_id: str
+    grant: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    """Id of the agent's grant that allows the call. Without it in the store, nothing is started."""
 
 
 @dataclass(frozen=True, kw_only=True)

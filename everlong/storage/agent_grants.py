@@ -9,6 +9,7 @@ that cannot be read allows nothing.
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final, Literal
@@ -17,7 +18,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, BlobMissing, EverlongError, KeyMissing, RefRefused
+from everlong.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    EverlongError,
+    KeyMissing,
+    RefRefused,
+    StoreUnavailable,
+)
 from everlong.models.grants import Grant
 from everlong.storage.base import get_bounded
 from everlong.storage.encryption_keys import SALT_BYTES, open_bytes, seal_bytes
@@ -71,9 +79,16 @@ class AgentGrants:
         return sorted(grants, key=lambda each: (each.granted_ms, each.id))
 
     async def has(self, agent: str, grant_id: str) -> bool:
-        """Whether a grant holds, as far as it was not revoked."""
+        """Whether a grant holds now. Raises `StoreUnavailable` if that cannot be found out now."""
         key = self._make_key(agent, grant_id)
-        return key in await self._list_keys(key)
+        if key not in await self._list_keys(key):
+            return False
+        try:
+            return (await self._load(key)).is_active(time.time_ns() // 1_000_000)
+        except StoreUnavailable:
+            raise
+        except (EverlongError, ValueError):  # Revoked since the listing, or not readable here.
+            return False
 
     async def add(self, grant: Grant, now_ms: int) -> str:
         """Store a grant, and delete the agent's expired ones. Return why it is refused, if it is."""
@@ -121,15 +136,21 @@ class AgentGrants:
 
     async def _read(self, key: str) -> Grant | None:
         try:
-            data = await get_bounded(self._packs.store, key, limits.AGENT_GRANT_BYTES_MAX)
-            grant = await self._open(data, key)
+            grant = await self._load(key)
         except BlobMissing:  # Revoked since the listing.
             return None
         except (EverlongError, ValueError) as error:
             # The name of the error only: a message of pydantic quotes its input.
             logger.warning("grant %s cannot be read: %s", key, type(error).__name__)
             return None
-        return grant if self._make_key(grant.agent, grant.id) == key else None
+        return grant
+
+    async def _load(self, key: str) -> Grant:
+        data = await get_bounded(self._packs.store, key, limits.AGENT_GRANT_BYTES_MAX)
+        grant = await self._open(data, key)
+        if self._make_key(grant.agent, grant.id) != key:
+            raise RefRefused(f"grant {key!r} belongs to another place")
+        return grant
 
     async def _open(self, data: bytes, key: str) -> Grant:
         try:

@@ -106,9 +106,18 @@ class ActivityExecutor:
         return False
 
     async def execute(
-        self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
+        self,
+        name: str,
+        argument: object,
+        result_type: type[T],
+        retry_policy: RetryPolicy,
+        *,
+        should_abandon: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Run an activity. While it is held, wait and schedule it again."""
+        """Run an activity. While it is held, wait and schedule it again.
+
+        Raises `StepAbandoned` instead if `should_abandon` returns true in such a wait.
+        """
         call = _Call(name, identify_call(name, argument))
         thread = self._thread
         holds = thread.state.holds
@@ -117,7 +126,7 @@ class ActivityExecutor:
             # A thread that ends leaves its steps, but the entries that it still has must be journalled.
             if thread.stopping:
                 return name != APPEND_JOURNAL
-            return name in _STEPS and thread.state.pause is not None
+            return (name in _STEPS and thread.state.pause is not None) or should_abandon()
 
         self._calls.append(call)
         try:

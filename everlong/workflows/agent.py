@@ -253,6 +253,8 @@ class AgentWorkflow:
             thread.state = transitions.fail_turn(thread.state, reason, thread.now_ms())
         thread.state = transitions.empty_inbox(thread.state, thread.now_ms())
         await thread.flush()
+        # A decision from before the stop may still store its grant, and notes that afterwards.
+        await workflow.wait_condition(workflow.all_handlers_finished)
         if thread.state.notes:
             await thread.flush()  # Notes arrived during the first flush.
         if thread.state.tail:

@@ -74,7 +74,7 @@ def request(state: ThreadState, time_ms: int, wanted: Sequence[WantedCall] = ())
     for call in state.calls:
         if not call.options.needs_approval or call.waits or call.approved or call.result:
             continue
-        if call.call_id in grants and _holds(state, grants[call.call_id].grant):
+        if call.call_id in grants and _holds(state, grants[call.call_id].grant, time_ms):
             state = _use_grant(state, call, grants[call.call_id], time_ms)
             continue
         deadline_seconds = call.options.deadline_seconds
@@ -91,9 +91,14 @@ def request(state: ThreadState, time_ms: int, wanted: Sequence[WantedCall] = ())
     return state
 
 
-def _holds(state: ThreadState, grant_id: str) -> bool:
-    """Whether a grant was not revoked during the model call. For an agent's grant, the store decides."""
-    return not is_thread_grant(grant_id) or any(each.id == grant_id for each in state.grants)
+def _holds(state: ThreadState, grant_id: str, time_ms: int) -> bool:
+    """Whether a grant was not revoked since the model call began, and has not expired.
+
+    For an agent's grant, the worker that runs the call asks the store.
+    """
+    return not is_thread_grant(grant_id) or any(
+        each.id == grant_id and each.is_active(time_ms) for each in state.grants
+    )
 
 
 def _use_grant(state: ThreadState, call: Call, wanted: WantedCall, time_ms: int) -> ThreadState:
@@ -112,13 +117,16 @@ def _use_grant(state: ThreadState, call: Call, wanted: WantedCall, time_ms: int)
     return transitions.replace_call(state, approved)
 
 
-def is_usable(state: ThreadState, call: Call) -> bool:
-    """Whether the grant of a call still holds when the call is about to run; true without a grant."""
-    return not call.grant or _holds(state, call.grant)
+def is_usable(state: ThreadState, call: Call, time_ms: int) -> bool:
+    """Whether the grant of a call still holds when the call is about to run; true without a grant.
+
+    A call whose sub-agent has been started has begun to run: only its answer is collected.
+    """
+    return not call.grant or bool(call.child_id) or _holds(state, call.grant, time_ms)
 
 
 def withdraw(state: ThreadState, call: Call, time_ms: int) -> ThreadState:
-    """Ask for the approval of a call whose grant was revoked before the call ran."""
+    """Ask for the approval of a call whose grant has ended before the call ran."""
     state = transitions.replace_call(state, replace_values(call, approved=False, grant=""))
     return request(state, time_ms)
 

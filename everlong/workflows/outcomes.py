@@ -179,7 +179,10 @@ def _record(
     state = approvals.mark(state, resolved.id, key)
     state = transitions.add_note(state, Kind.OUTCOME_RESOLVED, resolved, time_ms)
     if resolved.outcome == "retry":
-        return transitions.replace_call(state, replace_values(call, unknown=None, sent=sent))
+        # The person's word also replaces the grant that allowed the first attempt. A grant that was
+        # revoked since would make the model read that nothing was run, and call the tool again.
+        again = replace_values(call, unknown=None, sent=sent, approved=True, grant="")
+        return transitions.replace_call(state, again)
     state = approvals.note_act(state, sent)
     return transitions.add_result(state, call, _build_result(call, resolved, time_ms))
 

@@ -135,11 +135,10 @@ class ToolRunner:
 
     async def _run(self, call_id: str) -> None:
         """Run a tool, start a sub-agent, or collect a sub-agent's answer: what the call needs next."""
-        call = self._find_call(call_id)
-        if not approvals.is_usable(self._thread.state, call):
-            now_ms = self._thread.now_ms()
-            self._thread.state = approvals.withdraw(self._thread.state, call, now_ms)
+        if not self._is_usable(call_id):
+            self._withdraw(call_id)
             return
+        call = self._find_call(call_id)
         result: ToolResult | None
         try:
             if not call.options.agent:
@@ -148,6 +147,12 @@ class ToolRunner:
                 result = await self._start_child(call)
             else:
                 result = await self._collect(call)
+        except StepAbandoned:
+            # Held, so it has not begun to run. If its grant has ended meanwhile, a person is asked.
+            if self._thread.stopping or self._is_usable(call_id):
+                raise
+            self._withdraw(call_id)
+            return
         except (ActivityError, ChildWorkflowError) as error:
             if is_cancelled_exception(error):
                 raise
@@ -161,6 +166,15 @@ class ToolRunner:
         if result is not None:
             state = self._thread.state
             self._thread.state = transitions.add_result(state, self._find_call(call_id), result)
+
+    def _is_usable(self, call_id: str) -> bool:
+        thread = self._thread
+        return approvals.is_usable(thread.state, self._find_call(call_id), thread.now_ms())
+
+    def _withdraw(self, call_id: str) -> None:
+        thread = self._thread
+        call = self._find_call(call_id)
+        thread.state = approvals.withdraw(thread.state, call, thread.now_ms())
 
     def _ask_outcome(self, call_id: str, cause: UnknownCause) -> None:
         """Have a person say what became of a call, instead of telling the model that it failed."""
@@ -185,13 +199,19 @@ class ToolRunner:
                 limits.ENTRY_BODY_BYTES_MAX,
                 limits.STEP_RESULTS_BYTES_MAX // len(self._thread.state.calls),
             ),
-            grant="" if is_thread_grant(call.grant) else call.grant,
+            grant=_get_agent_grant(call),
             edit=call.edit,
             outcome_id=get_outcome_id(call) if call.options.once else "",
             idempotency_key=call.idempotency_key if call.attempts > 1 else "",
         )
         retry_policy = build_retry_policy(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
-        return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
+        return await self._executor.execute(
+            RUN_TOOL,
+            run,
+            ToolResult,
+            retry_policy,
+            should_abandon=lambda: not self._is_usable(call.id),
+        )
 
     def _begin_attempt(self, call: Call, context: Context) -> Call:
         """Count an attempt, and note its idempotency key: it may be all that is known of the attempt."""
@@ -219,8 +239,15 @@ class ToolRunner:
             call_id=call.call_id,
             tool=call.tool,
             child_id=child_id,
+            grant=_get_agent_grant(call),
         )
-        briefed = await self._executor.execute(BRIEF, brief, BriefResult, _OURS)
+        briefed = await self._executor.execute(
+            BRIEF,
+            brief,
+            BriefResult,
+            _OURS,
+            should_abandon=lambda: not self._is_usable(call.id),
+        )
         if briefed.message is None:
             return briefed.refused
         # Record the id first: the child's report may arrive in the same task as the event of its start.
@@ -270,6 +297,11 @@ class ToolRunner:
 
     def _find_call(self, call_id: str) -> Call:
         return next(call for call in self._thread.state.calls if call.id == call_id)
+
+
+def _get_agent_grant(call: Call) -> str:
+    """Return the id of the agent's grant that allows a call; empty without one."""
+    return "" if is_thread_grant(call.grant) else call.grant
 
 
 def _may_have_run(error: ActivityError) -> bool:

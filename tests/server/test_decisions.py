@@ -2,16 +2,19 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from everlong import Agent, Always, OutcomeUnknown, Policy, current_call, tool
+from everlong.activities.heartbeat import build_held_error
+from everlong.activities.tool_calls import find_call
 from everlong.client.thread import ThreadHandle
 from everlong.embedded import TemporalServer
 from everlong.errors import DecisionRefused
-from everlong.models import Kind
+from everlong.models import STOP_SIGNAL, Kind
 from everlong.storage import BlobStore
-from everlong.storage.agent_grants import PREFIX
+from everlong.storage.agent_grants import PREFIX, AgentGrants
 from tests.support.scripted_agents import call
 from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 from tests.support.threads import open_threads
@@ -137,6 +140,68 @@ async def test_a_grant_of_a_thread_allows_later_calls_until_it_is_revoked(drive:
         await thread.answer(3)
         actions = [each["action"] for each in await thread.data(Kind.CONTROL)]
         assert actions == ["grant", "revoke_grant"]
+
+
+@pytest.mark.guarantee(115)
+async def test_a_held_call_asks_a_person_once_its_grant_is_revoked(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    till, down = Till(), False
+
+    async def find(*arguments: Any) -> Any:
+        if down:
+            raise build_held_error("StoreUnavailable: away")
+        return await find_call(*arguments)
+
+    monkeypatch.setattr("everlong.activities.agent.find_call", find)
+    async with drive([till.agent(("pay", 5))]) as thread:
+        handle = open_handle(thread)
+        await thread.send()
+        [approval] = await thread.pending()
+        await handle.decide(approval.id, approve=True, by="ann", always=Always(match="tool"))
+        await thread.answer()
+        [grant] = await handle.grants()
+        down = True
+        await thread.send()
+        await thread.wait_until(lambda status: bool(status.held_by))
+        await handle.revoke_grant(grant.id, by="ben")
+        down = False
+        # Asked at once, and not after the pause of 10 s.
+        [asked] = await thread.pending()
+        assert till.paid == [5]
+        await thread.decide(asked.id, approve=False)
+        await thread.answer(2)
+        assert till.paid == [5]
+
+
+@pytest.mark.guarantee(115)
+async def test_a_grant_that_is_stored_while_the_thread_ends_is_journalled(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    till, add, may_store = Till(), AgentGrants.add, asyncio.Event()
+
+    async def wait_and_add(*arguments: Any) -> str:
+        await may_store.wait()
+        return await add(*arguments)
+
+    monkeypatch.setattr(AgentGrants, "add", wait_and_add)
+    async with drive([till.agent(("pay", 77))]) as thread:
+        await thread.send()
+        [approval] = await thread.pending()
+        always = Always(match="arguments", scope="agent")
+        decide = asyncio.create_task(
+            open_handle(thread).decide(approval.id, approve=True, by="ann", always=always)
+        )
+        await thread.answer()
+        await thread.handle.signal(STOP_SIGNAL)
+        await thread.wait_until(lambda status: status.stopping and not status.tail_entries)
+        may_store.set()
+        await decide
+        await thread.result()
+        actions = [each["action"] for each in await thread.data(Kind.CONTROL)]
+        assert actions == ["stop", "grant"]
+        [grant] = await open_handle(thread).grants()
+        await open_handle(thread).revoke_grant(grant.id, by="ann")
 
 
 @pytest.mark.guarantee(115)

@@ -1,5 +1,6 @@
 """Grants of agents in the store: they hold until they expire or are revoked; none can be forged."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,24 @@ async def test_a_look_for_grants_costs_one_request_after_the_first() -> None:
     gets = store.gets
     assert len(await find_grants(reader, "ops", NOW_MS)) == 3
     assert store.gets == gets
+
+
+@pytest.mark.guarantee(115)
+async def test_a_grant_holds_until_it_expires_and_an_outage_is_no_end_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grants, now_ms = open_grants(MemoryBlobStore()), time.time_ns() // 1_000_000
+    for number, expires_ms in enumerate((None, now_ms + 3_600_000, now_ms)):
+        await grants.add(make_grant(number, expires_ms=expires_ms), NOW_MS)
+    ids = [make_grant(number).id for number in range(3)]
+    assert [await grants.has("ops", each) for each in ids] == [True, True, False]
+
+    async def fail(*_: object) -> bytes:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr("everlong.storage.agent_grants.get_bounded", fail)
+    with pytest.raises(StoreUnavailable):
+        await grants.has("ops", ids[0])
 
 
 async def test_an_expired_grant_is_not_found() -> None:

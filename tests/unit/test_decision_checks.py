@@ -8,10 +8,11 @@ import pytest
 from pydantic import BaseModel, Field, SecretStr
 from temporalio.testing import ActivityEnvironment
 
-from everlong import Agent, OutcomeUnknown, Policy, tool
+from everlong import Agent, OutcomeUnknown, Policy, limits, tool
 from everlong.activities import AgentActivities
 from everlong.errors import ConfigError
 from everlong.models import (
+    Brief,
     CheckDecision,
     Context,
     Grant,
@@ -205,8 +206,28 @@ async def test_a_grant_of_an_agent_is_used_and_its_revocation_stops_the_call(
     path.unlink()
     outcome, text = await bench.run(wanted, approved=True, grant=grant.id)
     assert (outcome, RAN) == ("failed", [5])
-    assert "the grant for it was revoked. Nothing was run; call it again." in text
+    assert "the grant for it was revoked, or has expired. Nothing was run; call it again." in text
     assert (await bench.ask()).grant == ""
+
+
+@pytest.mark.guarantee(115)
+async def test_no_sub_agent_starts_once_its_grant_is_revoked(tmp_path: Path) -> None:
+    bench = open_bench(tmp_path, "helper", request="look")
+    helper = Agent(name="helper", model=call_then_answer(), description="Helps.")
+    agent = Agent(
+        name="ops", model=call_then_answer(call(0, "helper", request="look")), tools=[helper]
+    )
+    bench.activities = AgentActivities(open_packs(tmp_path.as_uri()), [agent])
+    wanted = await bench.ask()
+    brief = Brief(context=bench.context, call_id=wanted.call_id, tool="helper", child_id="ops/c")
+    briefed = await bench.env.run(bench.activities.build_child_message, brief)
+    assert briefed.message is not None
+    assert (briefed.message.text, briefed.refused) == ("look", None)
+    brief = dataclasses.replace(brief, grant=make_grant_id("agent", "1"))
+    briefed = await bench.env.run(bench.activities.build_child_message, brief)
+    assert briefed.message is None
+    assert briefed.refused is not None
+    assert "the grant for it was revoked, or has expired" in str(briefed.refused.entry.body)
 
 
 async def test_a_grant_for_some_arguments_allows_no_others(tmp_path: Path) -> None:
@@ -282,6 +303,24 @@ async def test_what_a_tool_raises_is_a_result_if_its_effect_must_not_happen_twic
     assert (wanted.options.once, wanted.preview) == (True, '{"euros": 0}')
     expected = ("failed", "error: tool 'transfer' failed: ValueError: no such account")
     assert await bench.run(wanted, outcome_id="2-1-ab-1") == expected
+
+
+@pytest.mark.guarantee(116)
+@pytest.mark.parametrize("size_bytes", [0, limits.TEXT_BYTES_MAX + 1])
+async def test_a_lost_result_is_no_reason_to_call_again(tmp_path: Path, size_bytes: int) -> None:
+    """The tool has ended, so its effect is there, although what it returned cannot be stored."""
+
+    @tool(effects="once")
+    def wire() -> object:
+        """Wire."""
+        return bytes(size_bytes) if size_bytes else object()
+
+    bench = open_bench(tmp_path, "wire")
+    agent = Agent(name="ops", model=call_then_answer(call(0, "wire")), tools=[wire])
+    bench.activities = AgentActivities(open_packs(tmp_path.as_uri()), [agent])
+    outcome, text = await bench.run(await bench.ask(), outcome_id="2-1-ab-1")
+    assert outcome == "failed"
+    assert text.startswith("error: the call has run and took effect; only its result is lost")
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,25 @@ def test_a_call_that_a_grant_allows_is_journalled_and_not_asked() -> None:
     revoked = grants.revoke(state, RevokeGrant(id=grant.id, by="ben"), NOW_MS)
     assert len(approvals.list_pending(approvals.request(revoked, NOW_MS, [wanted]))) == 1
     late = grants.revoke(allowed, RevokeGrant(id=grant.id, by="ben"), NOW_MS)
-    assert not approvals.is_usable(late, late.calls[0])
+    assert not approvals.is_usable(late, late.calls[0], NOW_MS)
     assert len(approvals.list_pending(approvals.withdraw(late, late.calls[0], NOW_MS))) == 1
+
+
+@pytest.mark.guarantee(115)
+def test_a_grant_that_expires_before_the_call_runs_allows_nothing() -> None:
+    grant = make_grant(expires_ms=NOW_MS + 5)
+    call = Call(id="4-1-ab12", call_id="c1", tool="pay", preview="{}", options=needs(1))
+    state = grants.add(ThreadState(calls=(call,)), grant, NOW_MS)
+    wanted = dataclasses.replace(WANTED, grant=grant.id, granted_by="ann")
+    # It expired during the model call.
+    assert len(approvals.list_pending(approvals.request(state, NOW_MS + 5, [wanted]))) == 1
+    # It expired while the thread was paused.
+    [allowed] = approvals.request(state, NOW_MS + 4, [wanted]).calls
+    assert approvals.is_usable(state, allowed, NOW_MS + 4)
+    assert not approvals.is_usable(state, allowed, NOW_MS + 5)
+    # A call whose sub-agent works has begun to run: no person is asked when its answer is collected.
+    begun = dataclasses.replace(allowed, child_id="ops-7/helper-1")
+    assert approvals.is_usable(state, begun, NOW_MS + 5)
 
 
 def test_grants_are_bounded_and_expired_ones_make_room() -> None:
@@ -318,6 +335,15 @@ def test_an_unknown_outcome_waits_across_runs_with_its_key() -> None:
     assert approvals.list_pending(state) == []
     assert deadlines.count_waiting(state) == 1
     assert [note.kind for note in state.notes] == [Kind.OUTCOME_UNKNOWN]
+
+
+@pytest.mark.guarantee(116)
+def test_the_word_to_run_a_call_again_replaces_its_grant() -> None:
+    """If a revoked grant stopped the new attempt, the model would read that nothing was run."""
+    state = make_unknown()
+    granted = dataclasses.replace(state.calls[0], grant=make_grant_id("agent", "1"))
+    state = outcomes.resolve(dataclasses.replace(state, calls=(granted,)), answer("retry"), NOW_MS)
+    assert (state.calls[0].grant, state.calls[0].approved) == ("", True)
 
 
 @pytest.mark.parametrize(
