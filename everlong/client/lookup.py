@@ -120,7 +120,7 @@ async def _look_up_on_server(
             f"no worker answers for thread {thread_id!r} within {seconds_max:.0f} s. Start one on task "
             f"queue {info.task_queue!r}."
         )
-        head = await _find_readable_head(client, description, seconds_max)
+        head = await find_readable_head(client, description, seconds_max)
     return ThreadLookup(
         thread_id=thread_id,
         row=row,
@@ -134,7 +134,7 @@ async def _look_up_on_server(
     )
 
 
-async def _find_readable_head(
+async def find_readable_head(
     client: Client, description: WorkflowExecutionDescription, seconds_max: float
 ) -> SegmentRef | None:
     """Return the newest head that can be read in time, or else the head at the start of the run.

@@ -17,8 +17,10 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.archive import manifest as manifests
-from everlong.client.lookup import look_up
-from everlong.errors import BlobMissing, EverlongError
+from everlong.client.errors import translate_errors
+from everlong.client.lookup import find_readable_head
+from everlong.client.time_travel import open_archive
+from everlong.errors import BlobMissing, EverlongError, ThreadNotFound
 from everlong.models import Entry, Kind, Ref, Segment, SegmentRef, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore, gather_bounded, object_key, thread_prefix
@@ -46,6 +48,8 @@ _WIDTHS_MS: Final = (
     30 * _DAY_MS,
 )
 _UNKNOWN_TOOL: Final = "unknown"
+# The newest events of a history are one request, and a client without their keys cannot read them.
+_HEAD_SECONDS_MAX: Final = 10.0
 
 
 class Cause(StrEnum):
@@ -107,7 +111,6 @@ class StoredBytes:
     """Stored bytes of a thread by cause, the largest first."""
 
     thread_id: str
-    agent: str
     causes: tuple[CauseBytes, ...]
     stored_bytes: int
     """Sum of the causes: what the store holds of the thread."""
@@ -195,14 +198,21 @@ async def measure_stored_bytes(
 
     It lists the thread's objects, and reads its journal without results of tools. It needs no worker.
     """
-    found = await look_up(client, packs, thread_id)
+    try:
+        with translate_errors(thread_id):
+            description = await client.get_workflow_handle(thread_id).describe()
+        # From the history, since a query would resume the thread.
+        head = await find_readable_head(client, description, _HEAD_SECONDS_MAX)
+    except ThreadNotFound:
+        if await open_archive(client, packs, thread_id) is None:
+            raise
+        head = None
     return await count_stored_bytes(
         packs,
         thread_key(client.namespace, thread_id),
-        found.head if found.archive is None else None,
+        head,
         since_ms=int(time.time() * 1000) - _DAY_MS if since_ms is None else since_ms,
         thread_id=thread_id,
-        agent=found.status.agent if found.status else found.row.agent,
     )
 
 
@@ -213,7 +223,6 @@ async def count_stored_bytes(
     *,
     since_ms: int,
     thread_id: str = "",
-    agent: str = "",
 ) -> StoredBytes:
     """Return the stored bytes of the thread with this key, whose journal has this head."""
     tally = _Tally(since_ms)
@@ -242,7 +251,6 @@ async def count_stored_bytes(
     causes.sort(key=lambda each: (-each.stored_bytes, each.cause, each.tool))
     return StoredBytes(
         thread_id=thread_id,
-        agent=agent,
         causes=tuple(causes),
         stored_bytes=sum(tally.totals.values()),
         recent_bytes=sum(tally.recent.values()),

@@ -20,7 +20,13 @@ from everlong.client.status import list_pending as read_pending
 from everlong.client.status import load_arguments, read_status
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
-from everlong.errors import DecisionRefused, EntryNotFound, EverlongError, ThreadPaused
+from everlong.errors import (
+    ConfigError,
+    DecisionRefused,
+    EntryNotFound,
+    EverlongError,
+    ThreadPaused,
+)
 from everlong.models import Entry, SegmentRef
 from everlong.storage import open_store
 from everlong.storage.journal import Journal
@@ -180,6 +186,64 @@ async def test_the_cli_approves_and_denies(
         await cli("deny", thread_id, "--by", "bob", "--reason", "not now")
         await cli.threads.wait_for_answers(thread_id, 2)
         assert "denied by bob: not now" in await cli("journal", thread_id)
+
+
+async def test_the_cli_lists_and_revokes_grants(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli("send", thread_id, "restart api", "--agent", "ops", "--no-wait")
+        await pending_id(cli, thread_id)
+        always = ("--always", "arguments", "--for", "8h", "--by", "ann")
+        approved = await cli("approve", thread_id, *always, stdin=b"y\n")
+        assert f"everlong grants {thread_id}" in approved
+        await cli.threads.wait_for_answers(thread_id, 1)
+        [grant] = await cli.json("grants", thread_id)
+        assert grant["tool"] == "restart"
+        assert grant["id"] in await cli("grants", thread_id)
+        assert await cli("grants") == "there are no grants\n", "none is for all threads"
+        assert await cli("send", thread_id, "restart api") == "api is up\n"
+        await cli("revoke-grant", grant["id"], thread_id, "--by", "ann")
+        assert await cli("grants", thread_id) == "there are no grants\n"
+        await cli.fails(ConfigError, "approve", thread_id, "--for", "8h")
+
+
+async def test_the_cli_lists_and_resolves_unknown_outcomes(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli("send", thread_id, "pay ben", "--agent", "ops", "--no-wait")
+        await wait_for_status(
+            cli.threads.client, thread_id, lambda status: status.reason == "outcome", seconds_max=90
+        )
+        [unknown] = await cli.json("outcomes", thread_id)
+        assert (unknown["tool"], unknown["cause"]) == ("pay", "unclear")
+        assert unknown["idempotency_key"] in await cli("outcomes", thread_id)
+        await cli.fails(ConfigError, "resolve", thread_id, "--retry", "--not-done")
+        resolved = await cli("resolve", thread_id, "--done", "transfer 17", "--by", "ann")
+        assert resolved == f"{unknown['id']} on thread {thread_id} is done, by ann\n"
+        await cli.threads.wait_for_answers(thread_id, 1)
+        assert "transfer 17" in await cli("journal", thread_id)
+        message = await cli.fails(DecisionRefused, "resolve", thread_id, "--retry")
+        assert "is known" in message
+
+
+async def test_the_cli_divides_stored_bytes_by_cause(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli("send", thread_id, "remember " + "long " * 2000, "--agent", "ops")
+        found = await cli.json("bytes", thread_id)
+        files = [each for each in (tmp_path / "blobs").rglob("*.pack") if each.is_file()]
+        assert found["stored_bytes"] == sum(each.stat().st_size for each in files)
+        assert found["stored_bytes"] == sum(each["stored_bytes"] for each in found["causes"])
+        shown = await cli("bytes", thread_id, "--since", "1h")
+        assert "tool results: remember" in shown
+        assert "messages" in await cli("bytes", thread_id, "--since", "2020-01-01")
+        assert thread_id in await cli("bytes", "--agent", "ops", "--limit", "200")
+        both = await cli.json("bytes", "--limit", "200")
+        assert thread_id in [each["thread_id"] for each in both["threads"]]
+        await cli.fails(ConfigError, "bytes", thread_id, "--since", "tomorrow")
 
 
 async def test_the_cli_limits_pauses_compacts_and_stops(

@@ -1,8 +1,8 @@
-"""Scripted agent for tests of the admin surface: it asks for approval, remembers, fails and echoes."""
+"""Scripted agent for tests of the admin surface: it asks, pays, remembers, fails and echoes."""
 
 from collections.abc import Sequence
 
-from everlong import Agent, Policy, Reply, tool
+from everlong import Agent, OutcomeUnknown, Policy, Reply, tool
 from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.testing import ScriptedModel
@@ -15,15 +15,22 @@ def restart(service: str) -> str:
     return f"{service} is up"
 
 
+@tool(effects="once")
+def pay(to: str) -> str:
+    """Send money, over a connection that breaks."""
+    raise OutcomeUnknown(f"no answer about {to}")
+
+
 def script(turn: Sequence[Message]) -> Reply:
     """Act by the first word of the message."""
     word, _, rest = turn[0].text.partition(" ")
     if word == "fail":
         raise ModelRefused("the provider will not")
-    if word in ("restart", "remember") and not results(turn):
+    if word in ("restart", "remember", "pay") and not results(turn):
         wanted = {
             "restart": call(0, "restart", service=rest),
             "remember": call(0, "remember", key="note", text=rest),
+            "pay": call(0, "pay", to=rest),
         }
         return Reply(tool_calls=(wanted[word],), tokens=10, cost_usd=0.01)
     answer = results(turn)[0] if results(turn) else f"you said {turn[0].text[:40]}"
@@ -31,7 +38,9 @@ def script(turn: Sequence[Message]) -> Reply:
 
 
 def build_governed_agent(policy: Policy | None = None, name: str = "ops") -> Agent:
-    return Agent(name=name, model=ScriptedModel(script), tools=[restart], policy=policy or Policy())
+    return Agent(
+        name=name, model=ScriptedModel(script), tools=[restart, pay], policy=policy or Policy()
+    )
 
 
 agent = build_governed_agent()

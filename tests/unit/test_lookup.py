@@ -52,5 +52,5 @@ async def test_the_head_at_the_start_stands_in_for_one_that_cannot_be_read_in_ti
     description: Any = SimpleNamespace(id="ops-7", run_id="run-3")
     client: Any = HistoryClient()
     async with asyncio.timeout(10):
-        found = await lookup._find_readable_head(client, description, seconds_max=0.2)
+        found = await lookup.find_readable_head(client, description, seconds_max=0.2)
     assert found == AT_START
