@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from xdist.remote import Producer  # type: ignore[import-untyped] # it has no stubs
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
 pytest_plugins = ["everlong.testing.pytest_plugin"]
+
+# How fast examples are generated depends on what else this machine does, and says nothing of the code.
+settings.register_profile("everlong", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("everlong")
 
 HERE = Path(__file__).parent
 save_go_cpu()
