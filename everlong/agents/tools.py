@@ -176,8 +176,8 @@ class Tool:
             found = to_json(result)
         except (ValueError, RecursionError):  # Not chained: its message may quote the result.
             raise ResultInvalid(
-                f"tool {self.name!r} returned a {type(result).__name__} that is not JSON. Return text, "
-                "bytes, None, or a value that pydantic can serialise."
+                f"tool {self.name!r} returned a value of type {type(result).__name__} that is not JSON. "
+                "Return text, bytes, None, or a value that pydantic can serialise."
             ) from None
         check_result_size(len(found))
         return found.decode()

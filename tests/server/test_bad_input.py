@@ -210,7 +210,7 @@ RESULTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: {"a": [1, {"b": None}]}, '{"a":[1,{"b":null}]}'),
     (lambda: "\udcff", "?"),
     (lambda: float("nan"), "NaN"),
-    (object, "error: tool 'odd' failed: TypeError"),
+    (object, "error: tool 'odd' failed: ResultInvalid: tool 'odd' returned a value of type object"),
 ]
 
 
@@ -222,7 +222,7 @@ async def test_any_tool_result_reaches_model_and_journal_as_text(
         """Return something odd."""
         return ODD[kind] if kind < len(ODD) else RESULTS[kind - len(ODD)][0]()
 
-    made: Tool = tool(attempts_max=1)(odd)
+    made: Tool = tool(attempts_max=1, effects="repeatable")(odd)
     calls = [call(i, "odd", kind=i) for i in range(len(ODD) + len(RESULTS))]
     async with drive([Agent(name="ops", model=call_then_answer(*calls), tools=[made])]) as thread:
         answer = await thread.ask()

@@ -77,7 +77,7 @@ async def test_a_chat_shows_replies_live_and_decides_in_place(
     store = (tmp_path / "blobs").as_uri()
     async with (
         open_admin(server, store) as url,
-        open_worker(server, store, thread_id, ScriptedModel(script, seconds=0.7), url) as client,
+        open_worker(server, store, thread_id, ScriptedModel(script, seconds=1.5), url) as client,
     ):
         env = {
             "TEMPORAL_ADDRESS": server.address,
