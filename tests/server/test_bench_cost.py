@@ -26,7 +26,8 @@ def test_twenty_fast_steps_send_no_heartbeat_and_cost_at_most_fifty_actions(tmp_
         assert totals.rows[-1][3] == 42
         [approval] = [row for row in totals.rows if str(row[0]).startswith("an approval")]
         # The query for pending approvals, the decision, and the updates of search attributes. Without
-        # approvals, a first turn updates only the search attribute of the thread's size.
-        assert approval[1] == 5
+        # approvals, a first turn updates only the search attribute of the thread's size. On a busy
+        # machine the decision may come before they are published, which saves two updates.
+        assert 3 <= approval[1] <= 5
 
     asyncio.run(measure())

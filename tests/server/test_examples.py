@@ -94,8 +94,8 @@ async def test_an_application_adopts_the_plugin_and_goes_back_with_runs_in_fligh
     # Without the plugin the inputs alone are 20 KB, 40 KB ... 100 KB. With it they are refs, and so are
     # the results.
     assert before > 20_000 * steps * (steps - 1) // 2
-    assert adopted < leaving < steps * 1_500
-    assert leaving < both < before / 2
+    assert max(adopted, leaving) < steps * 1_500
+    assert max(adopted, leaving) < both < before / 2
     assert after > before * 0.99
     check_output("existing_app", capsys)
 
