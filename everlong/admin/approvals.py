@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final, Generic, TypeVar
 
 from temporalio.client import Client
@@ -95,7 +94,9 @@ class OutcomePage:
 
 async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
     """Return all pending approvals. Only threads that have some are queried."""
-    found = await _ask_threads(client, partial(_load_thread_approvals, client, packs))
+    found = await _ask_threads(
+        client, lambda row: _load_approvals(client, packs, row.thread_id, row.agent)
+    )
     waiting = sorted(found.items, key=lambda each: (each.approval.asked_ms, each.approval.id))
     return ApprovalPage(
         waiting=tuple(waiting),
@@ -107,7 +108,9 @@ async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
 
 async def list_outcomes(client: Client, packs: PackStore) -> OutcomePage:
     """Return all unknown outcomes. Only threads with calls that wait for people are queried."""
-    found = await _ask_threads(client, partial(_load_thread_outcomes, client, packs))
+    found = await _ask_threads(
+        client, lambda row: _load_outcomes(client, packs, row.thread_id, row.agent)
+    )
     waiting = sorted(found.items, key=lambda each: (each.outcome.asked_ms, each.outcome.id))
     return OutcomePage(
         waiting=tuple(waiting),
@@ -169,74 +172,44 @@ async def list_thread_approvals(
     client: Client, packs: PackStore, thread_id: str
 ) -> tuple[WaitingApproval, ...]:
     """Return the pending approvals of one thread, with whole arguments and context."""
-    return tuple(
-        [
-            await _load_approval(client, packs, thread_id, "", approval)
-            for approval in await list_pending(client, thread_id)
-        ]
-    )
+    return tuple(await _load_approvals(client, packs, thread_id))
 
 
 async def list_thread_outcomes(
     client: Client, packs: PackStore, thread_id: str
 ) -> tuple[WaitingOutcome, ...]:
     """Return the unknown outcomes of one thread, with whole arguments and context."""
-    return tuple(
-        [
-            await _load_outcome(client, packs, thread_id, "", outcome)
-            for outcome in await read_outcomes(client, thread_id)
-        ]
-    )
+    return tuple(await _load_outcomes(client, packs, thread_id))
 
 
-async def _load_thread_outcomes(
-    client: Client, packs: PackStore, row: ThreadRow
+async def _load_outcomes(
+    client: Client, packs: PackStore, thread_id: str, agent: str = ""
 ) -> list[WaitingOutcome]:
-    return [
-        await _load_outcome(client, packs, row.thread_id, row.agent, outcome)
-        for outcome in await read_outcomes(client, row.thread_id)
-    ]
+    found = []
+    for outcome in await read_outcomes(client, thread_id):
+        shown = await _load_call(client, packs, thread_id, outcome)
+        found.append(
+            WaitingOutcome(thread_id=thread_id, agent=agent, outcome=outcome, **vars(shown))
+        )
+    return found
 
 
-async def _load_outcome(
-    client: Client, packs: PackStore, thread_id: str, agent: str, outcome: UnknownOutcome
-) -> WaitingOutcome:
-    shown = await _load_call(client, packs, thread_id, outcome)
-    return WaitingOutcome(
-        thread_id=thread_id,
-        agent=agent,
-        outcome=outcome,
-        arguments=shown.arguments,
-        arguments_bytes=shown.arguments_bytes,
-        context=shown.context,
-        problem=shown.problem,
-    )
-
-
-async def _load_thread_approvals(
-    client: Client, packs: PackStore, row: ThreadRow
+async def _load_approvals(
+    client: Client, packs: PackStore, thread_id: str, agent: str = ""
 ) -> list[WaitingApproval]:
-    return [
-        await _load_approval(client, packs, row.thread_id, row.agent, approval)
-        for approval in await list_pending(client, row.thread_id)
-    ]
-
-
-async def _load_approval(
-    client: Client, packs: PackStore, thread_id: str, agent: str, approval: Approval
-) -> WaitingApproval:
-    shown = await _load_call(client, packs, thread_id, approval)
-    return WaitingApproval(
-        thread_id=thread_id,
-        agent=agent,
-        approval=approval,
-        arguments=shown.arguments,
-        arguments_bytes=shown.arguments_bytes,
-        context=shown.context,
-        problem=shown.problem,
-        needed=approval.needed,
-        votes=approval.votes,
-    )
+    found = []
+    for approval in await list_pending(client, thread_id):
+        shown = await _load_call(client, packs, thread_id, approval)
+        waiting = WaitingApproval(
+            thread_id=thread_id,
+            agent=agent,
+            approval=approval,
+            needed=approval.needed,
+            votes=approval.votes,
+            **vars(shown),
+        )
+        found.append(waiting)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

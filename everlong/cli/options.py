@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from everlong.cli.values import duration
 from everlong.errors import ConfigError, suggest
 from everlong.models.thread_ids import check_id, is_new_id
 
@@ -86,6 +87,14 @@ Reason = Annotated[str, typer.Option(metavar="TEXT", help="Your reason, for the 
 Cursor = Annotated[
     str,
     typer.Option(metavar="CURSOR", help="Continue where the previous page ended, which names it."),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        metavar="DURATION",
+        parser=duration("--timeout"),
+        help="How long to wait for the answer, as in 90s or 5m.",
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would happen; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]

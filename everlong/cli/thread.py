@@ -17,7 +17,7 @@ from everlong.cli.conversation import (
     follow_live,
 )
 from everlong.cli.help import Commands
-from everlong.cli.options import By, Cursor, Json, ThreadId, resolve_name
+from everlong.cli.options import By, Cursor, Json, ThreadId, Timeout, resolve_name
 from everlong.cli.output import (
     build_archive_table,
     build_status_table,
@@ -30,7 +30,7 @@ from everlong.cli.output import (
     print_json_items,
     print_lines,
 )
-from everlong.cli.values import duration, whole_number
+from everlong.cli.values import whole_number
 from everlong.client.errors import explain_unreadable
 from everlong.client.lookup import RUNS_MAX
 from everlong.client.progress import ThreadProgress
@@ -85,14 +85,7 @@ def send(
             "standard output gets the answer alone.",
         ),
     ] = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="DURATION",
-            parser=duration("--timeout"),
-            help="How long to wait for the answer, as in 90s or 5m.",
-        ),
-    ] = 300,
+    timeout: Timeout = 300,
 ) -> None:
     """Send a message to a thread and print the answer.
 

@@ -8,7 +8,16 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from everlong.cli.help import Commands
-from everlong.cli.options import Agent, By, Json, NewThreadId, Reason, ThreadId, resolve_name
+from everlong.cli.options import (
+    Agent,
+    By,
+    Json,
+    NewThreadId,
+    Reason,
+    ThreadId,
+    Timeout,
+    resolve_name,
+)
 from everlong.cli.output import (
     format_approval,
     format_fact,
@@ -16,7 +25,7 @@ from everlong.cli.output import (
     print_json,
     print_lines,
 )
-from everlong.cli.values import duration, whole_number
+from everlong.cli.values import whole_number
 from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import ThreadDiff
 from everlong.config import Settings, load_settings
@@ -93,14 +102,7 @@ def rerun(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return once the fork has started.")
     ] = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="DURATION",
-            parser=duration("--timeout"),
-            help="How long to wait for the answer, as in 90s or 5m.",
-        ),
-    ] = 300,
+    timeout: Timeout = 300,
 ) -> None:
     """Undo a misstep: change a message, and run again from there in a fork.
 

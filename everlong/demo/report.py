@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from rich.table import Table
 
 from everlong.demo.agent import STEPS
-from everlong.format import format_bytes
+from everlong.format import format_bytes, format_count
 from everlong.models import Decision, Message, Status, ThreadStatus
 
 SAVING_MIN: Final = 10.0
@@ -112,7 +112,7 @@ def make_table(report: Report) -> Table:
     view.add_row(
         "context",
         format_bytes(report.context_bytes),
-        f"read by {STEPS + 2} model calls in total: {report.compactions} compactions",
+        f"read by {STEPS + 2} model calls in total: {format_count(report.compactions, 'compaction')}",
     )
     view.add_row("runs", str(report.runs), "continue-as-new by size policy, state carried over")
     view.add_row(

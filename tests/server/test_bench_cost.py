@@ -28,6 +28,6 @@ def test_twenty_fast_steps_send_no_heartbeat_and_cost_at_most_fifty_actions(tmp_
         # The query for pending approvals, the decision, and the updates of search attributes. Without
         # approvals, a first turn updates only the search attribute of the thread's size. On a busy
         # machine the decision may come before they are published, which saves two updates.
-        assert 3 <= approval[1] <= 5
+        assert approval[1] in (3, 4, 5)
 
     asyncio.run(measure())

@@ -84,7 +84,7 @@ async def test_a_chat_shows_replies_and_decides_in_place(
             "EVERLONG_STORE": store,
             "EVERLONG_TASK_QUEUE": thread_id,
             "EVERLONG_LIVE_URL": url,
-            "PROMPT_TOOLKIT_NO_CPR": "1",  # Nobody answers where the cursor is.
+            "PROMPT_TOOLKIT_NO_CPR": "1",  # This terminal does not report its cursor.
         }
         command = [sys.executable, "-m", "everlong", "chat", thread_id, "--agent", "ops"]
         with PseudoTerminal(command, tmp_path, env) as terminal:

@@ -255,7 +255,7 @@ def test_fields_of_another_shape_are_left_out(tmp_path: Path) -> None:
         {"type": "session"},
         {"type": "message", "message": None},
         {"type": "message", "message": {"role": "assistant", "content": 5}},
-        {"type": "message", "message": {"role": "toolResult", "toolCallId": "nobody"}},
+        {"type": "message", "message": {"role": "toolResult", "toolCallId": "unknown"}},
         {"type": "message", "message": {"role": "user", "content": [None, "go", {"text": 1}]}},
     ]
     [found] = read_transcripts(write_lines(tmp_path / "s.jsonl", lines))

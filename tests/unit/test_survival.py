@@ -39,7 +39,7 @@ def build_transcript(steps: int = 120) -> Transcript:
     for number in range(steps):
         path = f"src/part_{number % (steps // 2)}/options.py"
         messages.append(build_call(number, path))
-        noise = f"{number * 7919 % 1000} of these lines matter to nobody\n" * 40
+        noise = f"{number * 7919 % 1000} of these lines do not matter\n" * 40
         text = f"{path} sets retry_limit_{number % 30}\n{noise}"
         messages.append(Message(role="tool", text=text, call_id=f"c{number}", tool="edit"))
     summary = RecordedSummary(61, 55, "The agent renames an option in src/part_3/options.py.")
